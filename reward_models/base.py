@@ -1,4 +1,4 @@
-"""What every reward model is: a batch of pictures or videos and prompts in, one raw score a sample out.
+"""What every reward model is: a batch of images or videos and prompts in, one raw score a sample out.
 
 Nothing here knows of training. A scorer reports in its own native units; scaling is the caller's business. A sample
 that could not be scored is NaN with `ok = False`, never a number; a scorer that cannot work at all raises.
@@ -24,7 +24,7 @@ class RewardBatch:
 
     Args:
         media: uint8 RGB, images (B, 3, H, W) or videos (B, F, 3, H, W). uint8, so that the score in training is the
-            score of the picture as it is saved.
+            score of the image as it is saved.
         prompts: B prompts.
         metadata: B mappings with what a scorer may need beside the prompt; empty mappings if nothing.
         fps: frames per second of videos.
@@ -272,6 +272,12 @@ class ScorerSpec:
             problems.append("weights need their weights_license, or that it is unknown, and their memory in words.")
         if problems:
             raise RewardError(f"The spec of the scorer {printable(repr(self.name), 80)}: {' '.join(problems)} Mend it.")
+
+    @property
+    def needs(self) -> list[str]:
+        """What must come with every sample: "prompt", "source", keys of its metadata, "group"."""
+        first = [*(["prompt"] if self.uses_prompt else []), *(["source"] if self.uses_source else [])]
+        return [*first, *self.requires, *(["group"] if self.scope == "group" else [])]
 
     def as_json(self) -> dict[str, Any]:
         """Return its facts as JSON; a range without a bound has null there."""

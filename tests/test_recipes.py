@@ -16,7 +16,7 @@ from diffrl.config import load_config
 from diffrl.config.idle import unused_keys
 from diffrl.data.prompts import load_prompts
 from diffrl.data.worlds import TOYS
-from reward_models.scoring.choices import factory_of
+from reward_models.registry import factory_of
 
 ROOT = Path(__file__).parents[1]
 NEWER = ("qwen_image", "z_image", "flux2_klein")

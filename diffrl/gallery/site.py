@@ -17,7 +17,7 @@ from diffrl.gallery.links import Links
 from diffrl.gallery.numbers import sign, signed, three
 from diffrl.gallery.paths import is_video
 from diffrl.gallery.query import Query
-from diffrl.gallery.records import Answer, Sample, Source, State, told
+from diffrl.gallery.records import Answer, Sample, Source, State, describe_reward
 from diffrl.gallery.runs import RunSource
 from diffrl.gallery.thumbnails import Thumbnails, moves
 from diffrl.trees.read import list_trees
@@ -85,7 +85,7 @@ class Site:
             lstrip_blocks=True,
         )
         self.templates.tests["video"] = is_video
-        self.templates.filters |= {"three": three, "signed": signed, "sign": sign, "told": told}
+        self.templates.filters |= {"three": three, "signed": signed, "sign": sign, "describe_reward": describe_reward}
         self.templates.globals |= {"site": self, "links": links, "version": __version__}
 
     @property

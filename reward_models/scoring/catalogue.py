@@ -93,11 +93,9 @@ def show_entries(console: Console) -> None:
 
 def _facts(spec: ScorerSpec) -> tuple[str, str, str]:
     """Media, needs and range of a reward, in words."""
-    needs = [*(["prompt"] if spec.uses_prompt else []), *(["source"] if spec.uses_source else []), *spec.requires]
-    needs += ["group"] if spec.scope == "group" else []
     low, high = (f"{value:g}" for value in spec.range)
     span = "unbounded" if low == "-inf" and high == "inf" else f"{low} to {high}"
-    return ", ".join(spec.media), ", ".join(needs), span + ("" if spec.higher_is_better else ", lower is better")
+    return ", ".join(spec.media), ", ".join(spec.needs), span + ("" if spec.higher_is_better else ", lower is better")
 
 
 def show_self_test(reward: Loaded, console: Console) -> bool:

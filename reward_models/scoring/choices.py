@@ -14,9 +14,8 @@ from reward_models.common.errors import RewardError
 from reward_models.common.messages import quote
 from reward_models.common.reading import Unreadable, read_text
 from reward_models.common.sections import first_problem
-from reward_models.common.yaml12 import MOST_CHARACTERS
+from reward_models.common.yaml12 import MOST_CHARACTERS, read_yaml
 from reward_models.registry import factory_of, load_reward, move, require_itself
-from reward_models.scoring.values import read_yaml
 from reward_models.settings import RewardSettings
 
 if TYPE_CHECKING:

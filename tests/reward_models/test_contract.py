@@ -1,6 +1,7 @@
 """Every registered scorer keeps to the contract; those with weights on tiny random ones in the published layout."""
 
 import importlib
+import os
 import sys
 from dataclasses import replace
 
@@ -10,6 +11,7 @@ import torch
 from reward_models import SCORERS, RewardBatch, RewardError, RewardOutput, ScorerSpec, check_scorer, load_reward
 from reward_models.base import output_of_rows
 from reward_models.registry import factory_of
+from reward_models.self_test import self_test
 
 BUILDERS = [importlib.import_module(f"tests.reward_models.tiny_{name}") for name in ("basic", "clip", "vlm", "remote")]
 TINY = {name: lambda folder, name=name: load_reward(name) for name in SCORERS if not factory_of(name).spec.weights}
@@ -22,13 +24,22 @@ def test_no_scorer_is_left_out():
 
 
 LONG = pytest.mark.long
-"""Reading fifty pictures takes ten seconds; test_ocr.py reads some every time."""
+"""Reading fifty images takes ten seconds; test_ocr.py reads some every time."""
 
 
 @pytest.mark.parametrize("name", [pytest.param(name, marks=LONG if name == "ocr" else ()) for name in sorted(SCORERS)])
 def test_scorer_keeps_to_the_contract(name, tmp_path):
     scorer = TINY[name](tmp_path)
     assert check_scorer(scorer, METADATA.get(name)) == []
+
+
+JUDGED_OR_SLOW = ("remote", "ocr", "vlm_judge")
+WEIGHTLESS = [name for name in sorted(SCORERS) if not factory_of(name).spec.weights and name not in JUDGED_OR_SLOW]
+
+
+@pytest.mark.parametrize("name", [*WEIGHTLESS, pytest.param("ocr", marks=LONG)])
+def test_scorers_without_weights_to_fetch_tell_good_from_bad(name, tmp_path):
+    assert self_test(TINY[name](tmp_path)).passed
 
 
 class Brightness:
@@ -102,6 +113,8 @@ BROKEN = {
     "Of 4 images of 53 x 37 pixels: `errors`": lambda b, out: (
         replace(out, errors=[None] * min(b.media.shape[-1], 4)) if b.media.shape[-1] > 40 else replace(out, errors=[])
     ),
+    "It must leave the working directory as it was": lambda b, out: (os.chdir("/"), out)[1],
+    "It must leave torch's default dtype as it was": lambda b, out: (torch.set_default_dtype(torch.float64), out)[1],
     "must not change the metadata": lambda b, out: ([meta.update(seen=1) for meta in b.metadata], out)[1],
 }
 

@@ -208,7 +208,7 @@ def test_a_function_of_a_library_is_no_reward():
 
 @pytest.mark.parametrize("name", ["sharpness", "temporal_flicker", "pickscore", "ocr"])
 def test_the_options_are_listed_for_one_that_is_not_among_them(name):
-    from reward_models.scoring.choices import factory_of
+    from reward_models.registry import factory_of
 
     with pytest.raises(RewardError, match=f"The reward {name} does not take these options: colour. It takes") as told:
         load_reward(name, colour="red")

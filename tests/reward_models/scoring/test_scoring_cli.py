@@ -93,15 +93,9 @@ def test_a_mistake_is_one_sentence(refused, pictures, arguments, expected):
         ("serve --reward shapes --server-option x", "KEY=VALUE"),
         ("serve --reward shapes --server-option max_samples=0", "max_samples"),
         ("pictures --reward shapes", "takes a command: score, serve, rewards. Got 'pictures'"),
-        ("--list", " rewards list."),
-        ("score pictures --list", " rewards list."),
-        ("score --self-test shapes", " rewards self-test NAME."),
-        ("score --check=shapes", " rewards check NAME."),
-        ("score --serve --reward shapes", " serve --reward NAME."),
     ],
 )
 def test_a_mistake_with_the_other_commands_is_one_sentence(command_refused, arguments, expected):
-    """Also what were options of `score` once, and are commands now."""
     assert expected in command_refused(*arguments.split())
 
 
