@@ -90,7 +90,7 @@ class Ranks:
         """The names that any rank has, in one order: a rank on which a reward failed altogether lacks its parts."""
         if self.world == 1:
             return list(names)
-        return sorted({name for own in self.gather_objects(list(names)) for name in own})
+        return sorted({name for part in self.gather_objects(list(names)) for name in part})
 
     def raise_on_all_ranks(self, work: Callable[[], T]) -> T:
         """Do what may fail on one rank alone; what fails on any fails on all, or the others would wait for it forever.
@@ -114,9 +114,9 @@ class Ranks:
         everyone = self.gather_objects(error_here)
         if raised is not None:
             raise raised
-        for rank, elsewhere in enumerate(everyone):
-            if elsewhere is not None:
-                raise (GuardStop if elsewhere[0] else RewardError)(f"On rank {rank}: {elsewhere[1]}")
+        for rank, problem in enumerate(everyone):
+            if problem is not None:
+                raise (GuardStop if problem[0] else RewardError)(f"On rank {rank}: {problem[1]}")
         return value[0]
 
     def average_gradients(self, parameters: Iterable[nn.Parameter]) -> None:
@@ -127,8 +127,8 @@ class Ranks:
         holders = self.sum(torch.tensor([float(p.grad is not None) for p in parameters])).tolist()
         for parameter, count in zip(parameters, holders, strict=True):
             if count:
-                own = torch.zeros_like(parameter) if parameter.grad is None else parameter.grad
-                parameter.grad = self._accelerator.reduce(own.detach(), reduction="mean")
+                gradient = torch.zeros_like(parameter) if parameter.grad is None else parameter.grad
+                parameter.grad = self._accelerator.reduce(gradient.detach(), reduction="mean")
 
     def prepare(self, network: nn.Module) -> nn.Module:
         """The network, whose gradients are averaged over ranks in the backward pass (DDP)."""

@@ -80,24 +80,24 @@ class Checked(Objective[Any]):
         """
         before = _versions((rollout, credit, grad_mask))
         with own_code(f"The objective {self.name}"):
-            found: Any = self.inner.examples(rollout, credit, grad_mask, old, micro_batch)
+            examples: Any = self.inner.examples(rollout, credit, grad_mask, old, micro_batch)
         if _versions((rollout, credit, grad_mask)) != before:
             raise self._error("`examples` must leave the rollout as it is. It works in place on a tensor of it")
-        if not isinstance(getattr(found, "prompt", None), Tensor):
-            raise self._error(f"`examples` must return diffrl.objectives.examples.Examples. Got {_shape(found)}")
-        planned, given = len(rollout) * self.inner.levels, len(found.prompt)
-        if self.inner.trains == "samples" and given != planned:
+        if not isinstance(getattr(examples, "prompt", None), Tensor):
+            raise self._error(f"`examples` must return diffrl.objectives.examples.Examples. Got {_shape(examples)}")
+        planned, units = len(rollout) * self.inner.levels, len(examples.prompt)
+        if self.inner.trains == "samples" and units != planned:
             raise self._error(
                 f"`examples` must give a unit for each of {len(rollout)} samples at each of `levels` = "
-                f"{self.inner.levels} noise levels, {planned} in all. Got {given}"
+                f"{self.inner.levels} noise levels, {planned} in all. Got {units}"
             )
-        rows = found.prompt.unique().tolist()
+        rows = examples.prompt.unique().tolist()
         if not set(rows) <= set(range(len(rollout.batch.prompts))):
             raise self._error(
                 f"`examples` must name prompts by their rows in the batch, 0 to {len(rollout.batch.prompts) - 1}. Got "
                 f"{rows}"
             )
-        return cast(Examples, found)
+        return cast(Examples, examples)
 
     def loss(
         self, examples: Examples, policy: Velocity, reference: Velocity | None
@@ -115,12 +115,12 @@ class Checked(Objective[Any]):
             return velocity
 
         with own_code(f"The objective {self.name}"):
-            given: Any = self.inner.loss(examples, watched, reference)
+            answer: Any = self.inner.loss(examples, watched, reference)
         if _versions(examples) != before:
             raise self._error("`loss` must leave its examples as they are. It works in place on a tensor of them")
-        if not isinstance(given, tuple) or len(given) != 2 or not isinstance(given[1], Mapping):
-            raise self._error(f"`loss` must return a pair, (loss, metrics). Got a {type(given).__name__}")
-        loss, metrics = given
+        if not isinstance(answer, tuple) or len(answer) != 2 or not isinstance(answer[1], Mapping):
+            raise self._error(f"`loss` must return a pair, (loss, metrics). Got a {type(answer).__name__}")
+        loss, metrics = answer
         terms, device = (len(examples.term_prompt),), examples.term_prompt.device
         if not _is_of_terms(loss, terms, device):
             raise self._error(
@@ -151,13 +151,13 @@ class Checked(Objective[Any]):
             DiffrlError: it raised, or gives no pairs of numbers.
         """
         with own_code(f"The objective {self.name}"):
-            given: Any = self.inner.on_policy_errors(rollout, policy, micro_batch)
-        if not isinstance(given, Sequence) or not all(
+            errors: Any = self.inner.on_policy_errors(rollout, policy, micro_batch)
+        if not isinstance(errors, Sequence) or not all(
             isinstance(pair, tuple) and len(pair) == 2 and all(isinstance(part, int | float) for part in pair)
-            for pair in given
+            for pair in errors
         ):
-            raise self._error(f"`on_policy_errors` must return pairs (step, error). Got {show(given)}")
-        return given
+            raise self._error(f"`on_policy_errors` must return pairs (step, error). Got {show(errors)}")
+        return errors
 
     def retake_densities(self, examples: Any, calls: Sequence[Tensor], policy: Velocity) -> Any:
         """Steps with the densities of the policy as it is, before the first update too."""

@@ -82,10 +82,10 @@ class OwnObjectiveSettings(ObjectiveSettings):
         Raises:
             ConfigError: it cannot be imported or made.
         """
-        own = resolve("objective.kind", OBJECTIVES, self.kind)
-        require_call("objective.kind", self.kind, own, (), self.options)
+        made_by = resolve("objective.kind", OBJECTIVES, self.kind)
+        require_call("objective.kind", self.kind, made_by, (), self.options)
         try:
-            return own(**self.options)
+            return made_by(**self.options)
         except Exception as error:  # whatever a stranger's constructor raises
             raise ConfigError(
                 f"The objective {self.kind} cannot be made: {describe(error)}. Check objective.options."

@@ -39,9 +39,9 @@ def own_densities(
         The examples, and how many units of each loss would have been asked and are inactive.
     """
     retaken, idle = [], []
-    for loss, own, dealt, velocity in zip(losses, examples, shares, predict, strict=True):
+    for loss, units, dealt, velocity in zip(losses, examples, shares, predict, strict=True):
         later = dealt[int(loss.objective.knows_on_policy) :] if loss.objective.trains == "steps" else []
-        idle.append(sum(int((~own.active[share]).sum()) for share in later))
-        pieces = [piece for share in later for piece in batches(own, share, micro_batch)]
-        retaken.append(loss.objective.retake_densities(own, pieces, velocity) if pieces else own)
+        idle.append(sum(int((~units.active[share]).sum()) for share in later))
+        pieces = [piece for share in later for piece in batches(units, share, micro_batch)]
+        retaken.append(loss.objective.retake_densities(units, pieces, velocity) if pieces else units)
     return retaken, idle

@@ -57,8 +57,8 @@ def shared_out(samples: int, prompts: int, rank: int, world: int, scopes: Collec
     if "group" not in scopes:
         return list(range(samples * rank // world, samples * (rank + 1) // world))
     used = min(samples, prompts)
-    own = range(used * rank // world, used * (rank + 1) // world)
-    return [i for i in range(samples) if i % prompts in own]
+    members = range(used * rank // world, used * (rank + 1) // world)
+    return [i for i in range(samples) if i % prompts in members]
 
 
 def draw(
@@ -121,8 +121,8 @@ def evaluate(
         stream: of the noise, see `data.worlds.noise_stream`.
     """
     world, rank = ranks.world, ranks.rank
-    own = shared_out(settings.samples, len(prompts), rank, world, [scorer.scorer.spec.scope for scorer in scorers])
-    places = [(i % len(prompts), i // len(prompts)) for i in own]
+    mine = shared_out(settings.samples, len(prompts), rank, world, [scorer.scorer.spec.scope for scorer in scorers])
+    places = [(i % len(prompts), i // len(prompts)) for i in mine]
     chosen = [prompts[row] for row, _ in places]
     scoring = Scoring(scorers, chosen)
     addresses, images = draw(adapter, conditioning, prompts, places, settings, decode_batch, stream, scoring.add)

@@ -82,13 +82,17 @@ def minibatches(
     """
     shares: list[list[Tensor]] = [[] for _ in range(updates)]
     for row, group in enumerate(batch.groups):
-        own = torch.nonzero(prompt == row).flatten()
-        place = torch.arange(len(own), device=own.device) if cell is None else cell[own].unique(return_inverse=True)[1]
-        count = int(place.max()) + 1 if len(own) else 0
+        units = torch.nonzero(prompt == row).flatten()
+        group_index = (
+            torch.arange(len(units), device=units.device)
+            if cell is None
+            else cell[units].unique(return_inverse=True)[1]
+        )
+        count = int(group_index.max()) + 1 if len(units) else 0
         order = generator_at(seed, batch.iteration, group, Purpose.UPDATE_SHARES).permutation(count)
         for share, part in zip(shares, np.array_split(order, updates), strict=True):
-            dealt = torch.from_numpy(part).to(own.device)
-            share.append(own[dealt] if cell is None else own[torch.isin(place, dealt)])
+            dealt = torch.from_numpy(part).to(units.device)
+            share.append(units[dealt] if cell is None else units[torch.isin(group_index, dealt)])
     return [torch.cat(share) for share in shares]
 
 
@@ -119,9 +123,9 @@ def accumulate_gradient(
         lockstep.forget()
     by_hand = policy.alternates and not lockstep
     pieces = [batches(examples, index, micro_batch) for _, examples, index in shares]
-    idle = [0] * len(shares) if by_hand else _idle_passes(ranks, [len(own) for own in pieces])
+    idle = [0] * len(shares) if by_hand else _idle_passes(ranks, [len(calls) for calls in pieces])
     numbered = enumerate(zip(pieces, idle, strict=True))
-    passes = [(number, piece) for number, (own, none) in numbered for piece in [*own, *[None] * none]]
+    passes = [(number, piece) for number, (calls, none) in numbered for piece in [*calls, *[None] * none]]
     terms = ranks.sum(torch.stack([examples.terms[index].sum() for _, examples, index in shares]))
     planned = terms.tolist()
     sums = [_Sums() for _ in shares]
@@ -152,7 +156,7 @@ def accumulate_gradient(
         norm,
         means,
         float(ranks.gather(largest).max()),
-        sum(len(piece) for own in pieces for piece in own),
+        sum(len(piece) for calls in pieces for piece in calls),
         sorted({prompt for one in sums for prompt in one.bad_prompts()}),
         joined,
         joined_reference,
@@ -205,16 +209,16 @@ def _means(
     """Each loss's metrics as means over the evaluated terms of all ranks, and the total loss."""
     means: dict[str, float] = {}
     total = 0.0
-    for (term, _, _), own, number in zip(shares, sums, planned, strict=True):
+    for (term, _, _), sum_of_loss, number in zip(shares, sums, planned, strict=True):
         names = term.objective.metrics
-        joined = ranks.sum(torch.tensor(own.row(("loss", *names)), dtype=torch.float64)).tolist()
+        joined = ranks.sum(torch.tensor(sum_of_loss.row(("loss", *names)), dtype=torch.float64)).tolist()
         total += term.weight * joined[0] / number
         if joined[-1]:
             means |= {name: value / joined[-1] for name, value in zip(names, joined[1:-1], strict=True)}
     return means, total
 
 
-def _idle_passes(ranks: Ranks, own: Sequence[int]) -> list[int]:
+def _idle_passes(ranks: Ranks, passes: Sequence[int]) -> list[int]:
     """How many passes of each loss this rank makes with nothing to train, because others need it to take part.
 
     DDP's ranks meet in their last pass only, so one will do for a rank without any. Ranks that share the weights
@@ -222,14 +226,14 @@ def _idle_passes(ranks: Ranks, own: Sequence[int]) -> list[int]:
 
     Args:
         ranks: joins the ranks.
-        own: passes of each loss that this rank has something to train in.
+        passes: of each loss that this rank has something to train in.
     """
     if ranks.world == 1:
-        return [0] * len(own)
-    most = ranks.gather(torch.tensor([own])).amax(0).tolist()
+        return [0] * len(passes)
+    most = ranks.gather(torch.tensor([passes])).amax(0).tolist()
     if ranks.lockstep:
-        return [m - n for m, n in zip(most, own, strict=True)]
-    return [int(any(most) and not any(own)), *[0] * (len(own) - 1)]
+        return [m - n for m, n in zip(most, passes, strict=True)]
+    return [int(any(most) and not any(passes)), *[0] * (len(passes) - 1)]
 
 
 def _join_with_nothing(examples: Examples, predict: Velocity, reference: Velocity | None) -> None:

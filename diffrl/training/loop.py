@@ -143,7 +143,7 @@ class Trainer:
         ema = self.updater.ema
         averaged = ema.applied() if ema else nullcontext()
         with self.clock("evaluation"), s.meter.purpose("evaluation"), averaged:
-            found = evaluate(
+            evaluation = evaluate(
                 self.ranks,
                 s.adapter,
                 self.eval_conditioning,
@@ -153,16 +153,16 @@ class Trainer:
                 c.rollout.decode_batch,
                 noise_stream(c.prompts.held_out),
             )
-        s.meter.decodes += len(found.images)
-        s.meter.reward_calls += len(found.images) * len(s.eval_scorers)
-        if found.failed:
-            self.messages.report(f"{found.failed} of {c.eval.samples} held-out samples could not be scored.")
-        return found
+        s.meter.decodes += len(evaluation.images)
+        s.meter.reward_calls += len(evaluation.images) * len(s.eval_scorers)
+        if evaluation.failed:
+            self.messages.report(f"{evaluation.failed} of {c.eval.samples} held-out samples could not be scored.")
+        return evaluation
 
-    def compare(self, found: Evaluation) -> Metrics:
+    def compare(self, evaluation: Evaluation) -> Metrics:
         """An evaluation against the best so far, as the reward-hacking monitor sees it."""
         weighted = self.session.scorers_at(max(self.iteration - 1, 0))
-        return self.hacking.compare(found, self.config.eval.samples, weighted)
+        return self.hacking.compare(evaluation, self.config.eval.samples, weighted)
 
     @cached_property
     def eval_conditioning(self) -> Conditioning:
@@ -171,9 +171,9 @@ class Trainer:
 
     def counts(self) -> dict[str, float]:
         """What the run has asked for since it began, over all ranks, as `CostMeter.state` names it."""
-        own = self.session.meter.state()
-        joined = self.ranks.sum(torch.tensor([float(count) for count in own.values()])).tolist()
-        return {name: value + self._counts_before.get(name, 0.0) for name, value in zip(own, joined, strict=True)}
+        counts = self.session.meter.state()
+        joined = self.ranks.sum(torch.tensor([float(count) for count in counts.values()])).tolist()
+        return {name: value + self._counts_before.get(name, 0.0) for name, value in zip(counts, joined, strict=True)}
 
     def peak_memory(self) -> int:
         """The most memory that this rank's process, or one that it resumed, has held, in bytes."""

@@ -304,11 +304,11 @@ def fidelity_metrics(ranks: Ranks, samples: Samples) -> dict[str, float | int]:
     proxy, true = samples.exploration.proxy.total[samples.chosen.samples], samples.table.total
     sums = torch.zeros(8, dtype=torch.float64)
     for rows in prompt_samples(samples.rollout.forest):
-        found = ranking_fidelity(proxy[rows], true[rows], max(1, len(rows) // 4))
-        tau, rho = found.tau, found.rho
+        ranking = ranking_fidelity(proxy[rows], true[rows], max(1, len(rows) // 4))
+        tau, rho = ranking.tau, ranking.rho
         if math.isnan(tau) and _differ(true[rows]) and not _differ(proxy[rows]):
             tau = rho = 0.0  # a proxy that tells nothing apart ranks nothing
-        for i, value in enumerate((tau, rho, found.top_match, found.bottom_match)):
+        for i, value in enumerate((tau, rho, ranking.top_match, ranking.bottom_match)):
             if math.isfinite(value):
                 sums[2 * i : 2 * i + 2] += torch.tensor([value, 1.0], dtype=torch.float64)
     agree = pair_agreement(proxy, true, samples.rollout.forest.sample_prompt, samples.chosen.audit)

@@ -74,8 +74,8 @@ class Updater:
             for loss, velocity in zip(s.losses, predict, strict=True) if self.updates == 0 else ():
                 # Unsynced: forward passes without a backward pass would leave the ranks' exchanges out of step.
                 with self.observer.during("gate"), s.ranks.sync_if(s.adapter.transformer, False):
-                    own = loss.objective.on_policy_errors(rollout, velocity, self.config.train.micro_batch)
-                if errors := self._largest(own):
+                    errors_here = loss.objective.on_policy_errors(rollout, velocity, self.config.train.micro_batch)
+                if errors := self._largest(errors_here):
                     self.on_policy_error = check_on_policy(errors, s.sigmas, tolerance)
                     if note := clip_note(self.on_policy_error, self.config):
                         self.messages.report(note)
@@ -131,15 +131,15 @@ class Updater:
         """Of each loss the units of each update."""
         updates, seed = self.config.train.updates_per_iteration, self.config.run.seed
         return [
-            minibatches(own.prompt, rollout.batch, updates, seed, loss.objective.groups(own))
-            for loss, own in zip(self.session.losses, examples, strict=True)
+            minibatches(part.prompt, rollout.batch, updates, seed, loss.objective.groups(part))
+            for loss, part in zip(self.session.losses, examples, strict=True)
         ]
 
     def _count_inactive(self, examples: Sequence[Examples]) -> None:
         """Evaluations that inactive units would have cost, of whichever network the objective asks."""
         policy, reference = [], 0
-        for loss, own in zip(self.session.losses, examples, strict=True):
-            o, inactive = loss.objective, int((~own.active).sum())
+        for loss, part in zip(self.session.losses, examples, strict=True):
+            o, inactive = loss.objective, int((~part.active).sum())
             policy.append(inactive * (1 + o.needs_old_velocity + o.group_evaluations))
             reference += inactive * o.needs_reference
         self.observer.left_out(policy, reference)
@@ -164,11 +164,11 @@ class Updater:
     ) -> list[Examples]:
         """What an update's losses need to know before it, without gradient."""
         prepared = []
-        for loss, own, index, velocity in zip(self.session.losses, examples, share, predict, strict=True):
+        for loss, part, index, velocity in zip(self.session.losses, examples, share, predict, strict=True):
             if self.config.retakes_densities:
-                own = loss.objective.on_policy(own, first)
+                part = loss.objective.on_policy(part, first)
             policy, micro_batch = self.observer.heard("group", velocity), self.config.rollout.micro_batch
-            prepared.append(loss.objective.precompute_group_terms(own, index, policy, reference, micro_batch))
+            prepared.append(loss.objective.precompute_group_terms(part, index, policy, reference, micro_batch))
         return prepared
 
     def _accumulate(
