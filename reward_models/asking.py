@@ -40,16 +40,16 @@ def ask(scorer: Scorer, batch: RewardBatch, name: str) -> RewardOutput:
         BrokenScorerError: it raised anything else but what is of memory or a Ctrl-C, changed its batch or what numbers
             elsewhere depend on (`process_state`), or returned what is no score of each sample.
     """
-    given = own_copy(batch)
+    copied = own_copy(batch)
     try:
         with settings_kept(name):
-            returned = scorer(given)
+            returned = scorer(copied)
         output = _own_output(returned, len(batch), name)
     except (RewardError, KeyboardInterrupt, MemoryError, torch.OutOfMemoryError):
         raise
     except BaseException as error:  # also SystemExit, and what libraries in Rust raise in a panic
         raise BrokenScorerError(_failure(error, batch, name)) from error
-    changed = changes(given, batch)
+    changed = changes(copied, batch)
     if changed:
         what = " and ".join(f"batch.{field}" for field in changed)
         raise BrokenScorerError(

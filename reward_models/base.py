@@ -85,10 +85,10 @@ class RewardBatch:
 
     def group_rows(self) -> list[list[int]]:
         """Rows of each group, in order of appearance."""
-        found: dict[Any, list[int]] = {}
+        rows_of: dict[Any, list[int]] = {}
         for row, key in enumerate(self.groups or self.prompts):
-            found.setdefault(key, []).append(row)
-        return list(found.values())
+            rows_of.setdefault(key, []).append(row)
+        return list(rows_of.values())
 
 
 @dataclass(frozen=True)

@@ -43,7 +43,7 @@ LOCALS = ("found", "given", "own", "place")
 PUBLIC = {("diffrl/rollout/noise.py", "own")}
 """Names that other people's code relies on."""
 
-DONE = ("checkpoint", "data", "doctor", "export", "functional", "rollout", "studies")
+DONE = ("checkpoint", "data", "doctor", "export", "functional", "rewards", "rollout", "studies")
 """Rooms that keep to it."""
 
 
