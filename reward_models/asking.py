@@ -138,8 +138,8 @@ def output_problems(output: Any, count: int) -> list[str]:
             problems.append(f"{name} is no dense tensor of real numbers: {got}.")
         elif column.shape != (count,):
             problems.append(f"{name} must be of shape ({count},). Got {tuple(column.shape)}.")
-        elif column.dtype != torch.bool if name == "`ok`" else name == "`raw`" and not column.is_floating_point():
-            problems.append(f"`raw` must be of floats and `ok` of bool. Got {column.dtype}.")
+        elif name == "`ok`" and column.dtype != torch.bool or name == "`raw`" and not column.is_floating_point():
+            problems.append(f"`raw` must be of floats and `ok` of bool. Got {name} of {column.dtype}.")
     for name, texts, counts in (("errors", list(output.errors), (count,)), ("notes", list(output.notes), (0, count))):
         if len(texts) not in counts:
             problems.append(f"`{name}` must have {count} entries. Got {len(texts)}.")
