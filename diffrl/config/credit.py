@@ -7,9 +7,9 @@ from typing import Annotated, Literal, Self
 
 from pydantic import Field, model_validator
 
-from diffrl.config.base import Known, Section, problems, show
 from diffrl.functional.steps import stochastic_steps
 from diffrl.registry import CREDIT_RULES
+from diffrl.sections import Known, Section, problems, show
 
 
 class TurningPointSettings(Section):

@@ -85,7 +85,7 @@ def glossary(view: TreeView) -> list[tuple[str, str]]:
     contrast = SAMPLES_BY.get(str(rule.get("objective")), "")
     words: list[tuple[str, str, object]] = [
         ("proxy reward", PROXY, any(known(leaf.proxy) for leaf in leaves)),
-        (precision(view), stages, meaning),
+        (precision(stage), stages, meaning),
         ("audit", AUDIT, any(leaf.audit for leaf in leaves)),
         ("group", GROUP, not number(rule.get("prompts"))),
         ("passed", f"An image passes if its score {view.verdict} is 1, and does not if it is 0.", verdict),

@@ -6,8 +6,9 @@ of a node stands in its panel.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from itertools import combinations
+from typing import Any
 
 from diffrl.gallery.trees.facts import split_facts
 from diffrl.gallery.trees.numbers import NOTHING, known, level, number, push, share, signed, three
@@ -104,7 +105,7 @@ def _pool(view: TreeView, kinds: Sequence[str]) -> list[Fact]:
     return counts(
         [
             ("Candidates explored", len(view.leaves)),
-            ("Explored in", precision(view) if stage.get("precision") else 0),
+            ("Explored in", precision(stage) if stage.get("precision") else 0),
             ("Steps of a candidate", steps),
             ("Generated again", len(kinds)),
             *((f"Generated again: {why}", kinds.count(kind)) for kind, why in CHOSEN.items()),
@@ -112,9 +113,8 @@ def _pool(view: TreeView, kinds: Sequence[str]) -> list[Fact]:
     )
 
 
-def precision(view: TreeView) -> str:
+def precision(stage: Mapping[str, Any]) -> str:
     """Return the exploring stage's arithmetic, "NVFP4 (emulated)"; with the policy itself, its training precision."""
-    stage = view.record.explored or {}
     name, engine = str(stage.get("precision")), stage.get("engine")
     if name == TRAINING:
         return "the training precision"
