@@ -94,7 +94,7 @@ def sketch(
     shape = zip(*(c[rows].tolist() for c in (forest.parent, forest.step, forest.child, forest.root)), strict=True)
     nodes = []
     for i, ((parent, step, child, root), own, node) in enumerate(zip(shape, places, number, strict=True)):
-        is_drawn, is_edge = own >= 0, own >= 0 and parent >= 0
+        is_sampled, is_edge = own >= 0, own >= 0 and parent >= 0
         nodes.append(
             TreeNode(
                 id=i,
@@ -103,8 +103,8 @@ def sketch(
                 child=child,
                 step=step if step >= 0 else None,
                 sigma=sigmas[step + 1],
-                drawn=is_drawn,
-                value=values[own] if is_drawn else None,
+                sampled=is_sampled,
+                value=values[own] if is_sampled else None,
                 credited=credited[own] if is_edge else None,
                 advantage=advantages[own] if is_edge else None,
                 turning=is_edge and turning[own],
