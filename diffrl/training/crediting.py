@@ -12,6 +12,7 @@ from torch import Tensor
 from diffrl.config.schema import Config
 from diffrl.cost.meter import PhaseClock
 from diffrl.credit.assign import CreditRule, assign_credit, kept_edges
+from diffrl.credit.rules import reward_rule
 from diffrl.distributed.ranks import gather_rows, raise_on_all_ranks, shared_names, sum_ranks
 from diffrl.functional.advantages import gdpo_advantage
 from diffrl.functional.combine import scaled_reward
@@ -201,7 +202,7 @@ class Crediting:
         }
 
     def _turning_metrics(self, credit: Credit) -> Metrics:
-        if self.config.credit.reward != "turning_point":
+        if not reward_rule(self.config.credit.reward).by_turns:
             return {}
         return {"credit/turning_edges": int(sum_ranks(self.session.accelerator, credit.turning.sum().reshape(1))[0])}
 

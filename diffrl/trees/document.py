@@ -13,6 +13,7 @@ from torch import Tensor
 
 from diffrl.config.objective import Objective
 from diffrl.config.schema import Config
+from diffrl.credit.rules import recorded_rule
 from diffrl.records import Credit, CreditDetail, Forest, Rollout, Samples
 from diffrl.rollout.tree import paths_to, sample_paths
 from diffrl.trees.record import TreeLeaf, TreeNode, TreeRecord
@@ -89,7 +90,7 @@ def sketch(
     trains = trained_edges(config.objective, samples.rollout, credit, kept).tolist()
     used = paths_to(samples.rollout.forest, torch.nonzero(credit.used).flatten())
     pruned, places = (used & ~kept).tolist(), redrawn[rows].tolist()
-    turns = _turns(detail, places) if rule.get("reward") == "turning_point" else None
+    turns = _turns(detail, places) if recorded_rule(rule.get("reward")).by_turns else None
     turning, sigmas = credit.turning.tolist(), [_digits(sigma) for sigma in samples.rollout.sigmas.tolist()]
     shape = zip(*(c[rows].tolist() for c in (forest.parent, forest.step, forest.child, forest.root)), strict=True)
     nodes = []

@@ -157,8 +157,8 @@ BAD = [
      "credit.prune.best goes with credit.prune.width: extremes. Got best=2, width=null. Give both or neither."),
     ({"credit": {"prune": {"width": "extremes"}}}, 'Got best=null, width="extremes". Give both or neither.'),
     ({"rollout": CHAINS, "credit": {"reward": "fused"}},
-     "credit.reward must be outcome, incremental or turning_point without rollout.tree.splits: a chain has one reward "
-     "to fuse. Got fused. Set outcome, or add splits."),
+     "credit.reward must not be fused without rollout.tree.splits: a chain has one reward to fuse. Set outcome, or add "
+     "splits."),
     ({"rollout": CHAINS, "credit": {"reward": "turning_point"}},
      "credit.value must be ode or predicted_x0 for steps of chains: with leaves every node of a chain is worth the "
      "same and nothing would train."),

@@ -18,7 +18,7 @@ import diffrl.training.sampling as sampling
 import diffrl.trees.recorder as keeping
 import diffrl.trees.tracing as tracing
 import diffrl.trees.write as trees_write
-from diffrl.gallery.progress import said
+from diffrl.gallery.progress import log_messages
 from diffrl.gallery.runs import RunSource
 from diffrl.models.images import BrokenPictureError
 from diffrl.records import Chosen, Exploration, Prompt, PromptBatch, Samples
@@ -449,7 +449,7 @@ def test_what_the_fidelity_watch_changed_is_told(random_sd3, tmp_path, monkeypat
         drawn = [node for node in leaves(tree) if node.drawn]
         assert sum(not node.leaf.audit for node in drawn) == expected["keep"]
         assert len(drawn) == expected["keep"] + 2
-    alarms, _ = said(RunSource("run", run, "run"))
+    alarms, _ = log_messages(RunSource("run", run, "run"))
     assert "Exploration ranks with tau 0.10" in alarms[0][0]
 
 

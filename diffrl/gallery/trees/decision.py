@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from diffrl.credit.rules import recorded_rule
 from diffrl.gallery.trees.facts import Fact, Paragraph, fact
 from diffrl.gallery.trees.numbers import NOTHING, known, level, push, share, three
 from diffrl.gallery.trees.splits import asked, draws, train, why_not
@@ -104,7 +105,7 @@ def _noises(given: Sums) -> list[Fact]:
     """The best and the worst starting noise, where no step has credit for their difference."""
     roots = [root for root in given.record.nodes if root.parent is None and root.drawn and known(root.value)]
     roots.sort(key=lambda root: -(root.value or 0.0))
-    stepwise = given.record.rule.get("reward") in ("incremental", "turning_point")
+    stepwise = recorded_rule(given.record.rule.get("reward")).differences
     if len(roots) < 2 or not stepwise or roots[0].value == roots[-1].value:
         return []
     ends = zip(("Best", "Worst"), (roots[0], roots[-1]), strict=True)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 
+from diffrl.credit.rules import recorded_rule
 from diffrl.gallery.trees.facts import Paragraph, fact
 from diffrl.gallery.trees.numbers import NOTHING, known, push
 from diffrl.gallery.trees.splits import pulled, splits, train, why_not
@@ -134,7 +135,7 @@ def _pictures(given: Sums) -> list[Row]:
 def _lone_splits(given: Sums) -> int:
     """Splits of which one branch is left, where credit rests on the difference between branches."""
     rule = given.record.rule
-    stepwise = rule.get("reward") in ("incremental", "turning_point")
+    stepwise = recorded_rule(rule.get("reward")).differences
     if rule.get("value", "leaves") != "leaves" or not (stepwise or rule.get("normalise") == "siblings"):
         return 0
     alive = [

@@ -5,6 +5,7 @@ Each function below fills one table, or none where there is nothing to tell.
 
 from __future__ import annotations
 
+from diffrl.credit.rules import recorded_rule
 from diffrl.gallery.trees.decision import deciding, decision
 from diffrl.gallery.trees.drawn import drawn
 from diffrl.gallery.trees.facts import Fact, Paragraph, fact, listed
@@ -100,7 +101,7 @@ def reckoning(given: Sums) -> Paragraph | None:
     """By which rule steps, or splits, are credited."""
     if not train(given) and (not given.edges or not given.record.rule.get("edges")):
         return None
-    turns = ("constraint", "balance") if given.record.rule.get("reward") == "turning_point" else ()
+    turns = ("constraint", "balance") if recorded_rule(given.record.rule.get("reward")).by_turns else ()
     keys = TILTED if train(given) else (*RECKONED, *turns)
     return Paragraph(
         "reckoning", "How credit is given here", [fact(key, text) for key, text in rules(given) if key in keys]
