@@ -141,7 +141,7 @@ BAD = [
     ({"credit": {"reward": "outcome", "normalise": "depth"}},
      "credit.normalise must be group with credit.reward: outcome, whose advantages belong to whole samples."),
     ({"credit": {"reward": "fused", "value": "ode"}},
-     "credit.value must be leaves unless credit.reward is incremental, turning_point or a rule of your own, which"),
+     "credit.value must be leaves unless credit.reward is incremental or turning_point, or a rule of your own, "),
     ({"credit": {"reward": "fused", "std": "batch"}},
      "credit.std must be group or mad unless credit.reward is outcome."),
     ({"credit": {"std": "mad"}},
