@@ -7,7 +7,7 @@ from typing import Annotated, Literal, Self
 
 from pydantic import Field, model_validator
 
-from diffrl.config.base import Known, Section, problems, show
+from diffrl.config.base import MOST_STEPS, Known, Section, problems, show
 from diffrl.credit.rules import OWN, reward_rule, rules_that
 from diffrl.functional.steps import stochastic_steps
 from diffrl.registry import CREDIT_RULES
@@ -23,8 +23,10 @@ class TurningPointSettings(Section):
 class DepthPruning(Section):
     """A window of stochastic steps is not trained; it moves on with the training iterations."""
 
-    start: int = Field(0, ge=0, description="First step left out, among the stochastic steps, counted from 0.")
-    size: int = Field(ge=1, description="Stochastic steps left out.")
+    start: int = Field(
+        0, ge=0, le=MOST_STEPS, description="First step left out, among the stochastic steps, counted from 0."
+    )
+    size: int = Field(ge=1, le=MOST_STEPS, description="Stochastic steps left out.")
     slide_every: int | None = Field(
         None, ge=1, le=1_000_000_000, description="Iterations after which it moves on. null = it stays."
     )
