@@ -33,8 +33,6 @@ JOINT = ("single_transformer_blocks.", "layers.", "all_final_layer.")
 """Stacks of layers that text and picture pass together."""
 EMBEDDERS = ("pos_embed.proj", "x_embedder", "all_x_embedder.2-1", "patch_embed.proj", "patch_embedding", "img_in")
 """Layers that make a token of a patch of the latents."""
-LINEAR_ATTENTION = ("sana",)
-"""Families whose self-attention is linear in the number of tokens (Sana, arXiv 2410.10629)."""
 
 
 def evaluation_flops(config: Config) -> int | None:
@@ -48,7 +46,7 @@ def evaluation_flops(config: Config) -> int | None:
     if found is None or geometry is None:
         return None
     try:
-        return network_flops(found, geometry, size.text_tokens, config.model.facts.name in LINEAR_ATTENTION)
+        return network_flops(found, geometry, size.text_tokens, config.model.facts.linear_attention)
     except (KeyError, TypeError, ValueError, ZeroDivisionError):  # an adapter of the user's, with other names
         return None
 

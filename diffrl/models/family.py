@@ -59,6 +59,7 @@ class Family:
         guidance_argument: what a call of the stock pipeline calls the guidance scale.
         guidance_offset: what a stock call's scale is more than the usual one, by which 1 means no guidance.
         masks_prompts: whether the network masks the padding of prompts, which some attention backends cannot.
+        linear_attention: whether its self-attention is linear in the number of tokens.
         idle_weights: whether some of the network's weights feed nothing and so never get a gradient.
         fps: frames per second of the videos that it was trained on; None for pictures.
         distilled: words in a checkpoint's name that say that it was distilled to few steps.
@@ -92,6 +93,7 @@ class Family:
     guidance_argument: str = "guidance_scale"
     guidance_offset: float = 0.0
     masks_prompts: bool = False
+    linear_attention: bool = False
     idle_weights: bool = False
     fps: float | None = None
     distilled: tuple[str, ...] = ("turbo", "lightning", "hyper", "lcm", "dmd", "distill")
