@@ -65,6 +65,7 @@ lint: $(VENV)/.installed-dev
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
 	$(BIN)/lint-imports --no-cache
+	@if [ -e .git ]; then $(BIN)/python scripts/lines.py; fi
 
 format: $(VENV)/.installed-dev
 	$(BIN)/ruff check --fix .

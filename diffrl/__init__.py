@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from diffrl.errors import CheckpointError, ConfigError, DiffrlError, GuardStop
     from diffrl.objectives.own import SampleObjective, StepObjective
     from diffrl.run.callbacks import Callback
-    from diffrl.run.opened import Run, Sample, open_run
+    from diffrl.run.results import Run, Sample, open_run
 
 _ELSEWHERE = {
     "Callback": "run.callbacks",
@@ -29,13 +29,13 @@ _ELSEWHERE = {
     "ConfigError": "errors",
     "DiffrlError": "errors",
     "GuardStop": "errors",
-    "Run": "run.opened",
-    "Sample": "run.opened",
+    "Run": "run.results",
+    "Sample": "run.results",
     "SampleObjective": "objectives.own",
     "StepObjective": "objectives.own",
     "generate": "api",
     "load_config": "config",
-    "open_run": "run.opened",
+    "open_run": "run.results",
     "resume": "api",
     "score": "api",
     "train": "api",

@@ -18,12 +18,13 @@ from diffrl import lifecycle
 from diffrl.checkpoint.state import restore_rng, rng_state
 from diffrl.config import Config
 from diffrl.errors import ConfigError, DiffrlError
-from diffrl.export.generate import GenerateRequest, asked_prompts, draw, open_drawing
+from diffrl.export.generate import asked_prompts, draw, open_drawing
 from diffrl.export.pictures import run_or_model
+from diffrl.export.request import GenerateRequest
 from diffrl.models.images import pil_or_frames
 from diffrl.run.callbacks import Callback, require_callbacks
-from diffrl.run.choose import Choice, require_choice
-from diffrl.run.opened import Run, open_run
+from diffrl.run.checkpoints import Choice, require_choice
+from diffrl.run.results import Run, open_run
 from diffrl.terminal.signals import Ended
 from reward_models import RewardError, Scorer, score_media
 from reward_models.common.console import lasting
@@ -167,12 +168,12 @@ def generate(
     if guidance_scale is not None and not guidance_scale >= 1:
         raise ConfigError(f"guidance_scale must be >= 1, where 1 is none. Got {show(guidance_scale)}. Raise it.")
     run, model = run_or_model(str(source.path if isinstance(source, Run) else source))
-    choice = Choice(step, best)
-    require_choice(choice, run, "a run")
+    require_choice(Choice(step, best), run, "a run")
     request = GenerateRequest(
         model=model,
         run=run,
-        choice=choice,
+        step=step,
+        best=best,
         family=family,
         per_prompt=per_prompt,
         seed=seed,

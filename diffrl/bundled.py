@@ -64,7 +64,8 @@ def comes_with_diffrl(folder: Path) -> bool:
 def recipes() -> dict[str, Path]:
     """Files of all recipes by their names, such as quickstart and sd3/flow_grpo."""
     folder = bundled_root() / "configs"
-    files = sorted(folder.rglob("*.yaml"), key=lambda file: (len(file.relative_to(folder).parts), file))
+    shipped = (file for file in folder.rglob("*.yaml") if file.parent.name != "src")  # of which they are made
+    files = sorted(shipped, key=lambda file: (len(file.relative_to(folder).parts), file))
     return {file.relative_to(folder).with_suffix("").as_posix(): file for file in files}
 
 

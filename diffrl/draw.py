@@ -52,30 +52,25 @@ def draw_pictures(drawing: DrawOptions, samples: SampleOptions, device: str) -> 
     Raises:
         ConfigError: the pipeline cannot be loaded, there are no prompts, or the folder holds something already.
     """
-    from diffrl.errors import ConfigError
-    from diffrl.export.generate import GenerateRequest, generate_pictures
+    from diffrl.export.generate import generate_pictures
     from diffrl.export.pictures import run_or_model
+    from diffrl.export.request import GenerateRequest
+    from diffrl.files import require_empty
 
     images = folder_to_draw_into(drawing, ())
-    if images.exists() and (not images.is_dir() or any(images.iterdir())):
-        raise ConfigError(
-            f"--images must be a new or empty folder, so that nothing is overwritten. Got {images}. To score what is "
-            f"there: diffrl score {images}."
-        )
+    require_empty(images, "--images", f" To score what is there: diffrl score {images}.")
     run, model = run_or_model(str(drawing.pipeline))
-    return generate_pictures(
-        GenerateRequest(
-            out=images,
-            model=model,
-            run=run,
-            prompts=(samples.prompt,) if samples.prompt is not None else (),
-            source=samples.prompts,
-            limit=samples.limit,
-            per_prompt=drawing.per_prompt,
-            seed=drawing.seed,
-            steps=drawing.steps,
-            guidance_scale=drawing.guidance_scale,
-            device=device,
-            dtype=drawing.pipeline_dtype or "float32",
-        )
+    request = GenerateRequest(
+        model=model,
+        run=run,
+        prompt=[samples.prompt] if samples.prompt is not None else None,
+        prompts=samples.prompts,
+        limit=samples.limit,
+        per_prompt=drawing.per_prompt,
+        seed=drawing.seed,
+        steps=drawing.steps,
+        guidance_scale=drawing.guidance_scale,
+        device=device,
+        dtype=drawing.pipeline_dtype or "float32",
     )
+    return generate_pictures(request, images)

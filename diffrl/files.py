@@ -8,15 +8,27 @@ import stat
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, BinaryIO
+from uuid import uuid4
 
-from diffrl.errors import DiffrlError
+from diffrl.errors import ConfigError, DiffrlError
 from reward_models.common.files import discard, replacing
 from reward_models.common.reading import Unreadable, require_file
 
-__all__ = ["discard", "flush", "follow_umask", "open_own", "read_own", "replacing", "write_json", "write_text"]
+__all__ = [
+    "discard",
+    "flush",
+    "follow_umask",
+    "open_own",
+    "read_own",
+    "replacing",
+    "require_empty",
+    "write_json",
+    "write_text",
+]
 
 MOST_BYTES = 2**29
 """Of a file that a run, a comparison or the gallery wrote: 100,000 iterations of metrics, and more, fit."""
+
 LONGEST_LINE = 2**22
 """Bytes of a row of metrics, which has a few thousand."""
 
@@ -89,10 +101,9 @@ def follow_umask(path: Path) -> None:
     Raises:
         OSError: nothing can be written there, or a file is another user's.
     """
-    # `os.umask` tells the mask by changing it, for all threads; a new file has it.
-    probe = (path if path.is_dir() else path.parent) / ".mode.tmp"
-    probe.unlink(missing_ok=True)
-    probe.touch()
+    # `os.umask` tells the mask by changing it, for all threads; a new file has it. Several ranks write into one folder.
+    probe = (path if path.is_dir() else path.parent) / f".{uuid4().hex}.tmp"
+    probe.touch(exist_ok=False)
     try:
         mode = stat.S_IMODE(probe.stat().st_mode)
     finally:
@@ -100,3 +111,20 @@ def follow_umask(path: Path) -> None:
     for file in path.rglob("*") if path.is_dir() else [path]:
         if file.is_file() and not file.is_symlink():
             file.chmod(mode)
+
+
+def require_empty(directory: Path, option: str, more: str = "") -> None:
+    """Refuse to write into a folder that holds something.
+
+    Args:
+        directory: the folder, which need not be there.
+        option: that names it, for the message.
+        more: the way out, to end the message with.
+
+    Raises:
+        ConfigError: it holds something, or is a file.
+    """
+    if directory.exists() and (not directory.is_dir() or any(directory.iterdir())):
+        raise ConfigError(
+            f"{option} must be a new or empty folder, so that nothing is overwritten. Got {directory}.{more}"
+        )

@@ -18,6 +18,7 @@ from diffrl.preflight.machine import world_size
 from diffrl.preflight.preview import Preview
 from diffrl.preflight.stages import open_session, require_look
 from diffrl.run.callbacks import Callback
+from diffrl.run.changes import changed_config, changes_since, describe_rate
 from diffrl.run.completion import run_to_completion
 from diffrl.run.directory import (
     create_run_dir,
@@ -30,9 +31,6 @@ from diffrl.run.directory import (
     rewards_record,
     write_config,
 )
-from diffrl.run.ending import ends_in_words
-from diffrl.run.fit import require_fit
-from diffrl.run.initial import origin, restore_initial
 from diffrl.run.inputs import (
     MEASURED_WITH,
     TRAINED_WITH,
@@ -40,9 +38,10 @@ from diffrl.run.inputs import (
     require_alike_on_ranks,
     require_inputs,
 )
-from diffrl.run.kept_config import changes_since
-from diffrl.run.longer import changed_config, complete_words, is_complete, rate_words, set_ending_aside
-from diffrl.run.resume import find_checkpoint, lost_history, make_room, set_aside
+from diffrl.run.resume import describe_complete, find_checkpoint, is_complete, lost_history, require_fit
+from diffrl.run.set_aside import make_room, set_aside, set_ending_aside
+from diffrl.run.start_weights import origin, restore_initial
+from diffrl.terminal.exits import report_exit
 from diffrl.terminal.signals import StopSignal
 from diffrl.terminal.watch import watched
 from diffrl.training.session import Session
@@ -74,7 +73,7 @@ def train(
         SystemExit: a signal ended it, after a checkpoint.
     """
     stop, run_dir = StopSignal(owns_process), Path(config.run.dir) / config.run.name
-    with ends_in_words(stop, _printer(console)), stop.watched():
+    with report_exit(stop, _printer(console)), stop.watched():
         session = _open(config, run_dir, console)
         require_alike_on_ranks(session)
         _begin(session, accept_changed_inputs)
@@ -118,10 +117,10 @@ def resume(
     config = changed_config(run_dir, before, overrides, from_start)
     if not from_start and is_complete(run_dir, config):
         with locked(run_dir) if _first_rank() else nullcontext():  # or somebody is at it
-            _printer(console)(complete_words(run_dir, config.run.iterations))
+            _printer(console)(describe_complete(run_dir, config.run.iterations))
             return run_dir
     stop = StopSignal(owns_process)
-    with ends_in_words(stop, _printer(console)), stop.watched():
+    with report_exit(stop, _printer(console)), stop.watched():
         session = _open(config, run_dir, console, resumes=True)
         with _one_trainer(session, run_dir):
             require_alike_on_ranks(session)
@@ -150,7 +149,7 @@ def _go_on(
         else:
             notes.append(f"Resuming {run_dir} from iteration {checkpoint.step} of {config.run.iterations}.")
             changed = changes_since(checkpoint.state.get("config"), config)
-            session.notes = [*session.notes, *filter(None, [rate_words(config, checkpoint)])]
+            session.notes = [*session.notes, *filter(None, [describe_rate(config, checkpoint)])]
             then = checkpoint.state.get("inputs")
             notes += require_inputs(then, session.inputs, accept, str(run_dir), TRAINED_WITH)
             others = changed_inputs(then, session.inputs, (*TRAINED_WITH, *MEASURED_WITH))

@@ -1,4 +1,4 @@
-"""`python -m reward_models`: score pictures and videos without diffrl."""
+"""`python -m reward_models`: score images and videos without diffrl."""
 
 from reward_models.common.own_modules import leave_current_folder
 

@@ -25,7 +25,7 @@ def ask(scorer: Scorer, batch: RewardBatch, name: str) -> RewardOutput:
     """Score a batch.
 
     The scorer sees copies, so whatever it does to them reaches nobody. One that changes them is refused all the same:
-    whoever asks it in another way would train on other pictures than were drawn.
+    whoever asks it in another way would train on other images than were generated.
 
     Args:
         scorer: any.
@@ -60,7 +60,7 @@ def ask(scorer: Scorer, batch: RewardBatch, name: str) -> RewardOutput:
 
 
 def own_copy(batch: RewardBatch) -> RewardBatch:
-    """The same samples in memory of their own.
+    """Return the same samples in memory of their own.
 
     Raises:
         RewardError: metadata that cannot be copied.
@@ -85,7 +85,7 @@ def own_copy(batch: RewardBatch) -> RewardBatch:
 
 
 def changes(now: RewardBatch, then: RewardBatch) -> list[str]:
-    """Names of the fields that differ between a batch and its copy."""
+    """Return the names of the fields that differ between a batch and its copy."""
     return [
         name
         for name in ("media", "prompts", "metadata", "groups", "sources")
@@ -118,50 +118,54 @@ def _same(a: Any, b: Any) -> bool:
     return True
 
 
-def _own_output(output: RewardOutput, count: int, name: str) -> RewardOutput:
-    """What a scorer returned, as ours: a tensor that it keeps and writes to again would change earlier scores.
+def output_problems(output: Any, count: int) -> list[str]:
+    """Return what is wrong with the form of an output for `count` samples, one sentence each.
 
     Raises:
-        BrokenScorerError: it is no `RewardOutput`, or something in it has not one entry a sample: one row too many
-            would give every later sample another's score.
+        Exception: it is so wrong that it cannot be read, such as parts that are no mapping.
     """
-    rule = f"The reward {name} must return a RewardOutput with one entry a sample, {count} of them."
-    check = f"Check it: diffrl rewards check {name}."
     if not isinstance(output, RewardOutput):
-        raise BrokenScorerError(f"{rule} Got {type(output).__name__}. {check}")
+        return [f"It must be a RewardOutput. Got {type(output).__name__}."]
     parts = dict(output.parts)
-    if unnamed := [key for key in parts if not isinstance(key, str) or printable(key, 100) != key]:
+    names = [key for key in parts if not isinstance(key, str) or printable(key, 100) != key]
+    problems = [f"Its parts have names of at most 100 characters. Got {_shown(key)}." for key in names]
+    columns = {"`raw`": output.raw, "`ok`": output.ok, **{f"The part {key!r}": part for key, part in parts.items()}}
+    for name, column in columns.items():
+        if not isinstance(column, Tensor):
+            problems.append(f"{name} must be a tensor. Got {type(column).__name__}.")
+        elif column.layout != torch.strided or column.is_nested or column.is_meta or column.is_complex():
+            got = f"{column.layout} {column.dtype} on {column.device}"
+            problems.append(f"{name} is no dense tensor of real numbers: {got}.")
+        elif column.shape != (count,):
+            problems.append(f"{name} must be of shape ({count},). Got {tuple(column.shape)}.")
+        elif column.dtype != torch.bool if name == "`ok`" else name == "`raw`" and not column.is_floating_point():
+            problems.append(f"`raw` must be of floats and `ok` of bool. Got {column.dtype}.")
+    for name, texts, counts in (("errors", list(output.errors), (count,)), ("notes", list(output.notes), (0, count))):
+        if len(texts) not in counts:
+            problems.append(f"`{name}` must have {count} entries. Got {len(texts)}.")
+        problems += [
+            f"`{name}` must be text or None. Got {_shown(text)}." for text in texts if not isinstance(text, str | None)
+        ][:1]
+    return problems
+
+
+def _own_output(output: RewardOutput, count: int, name: str) -> RewardOutput:
+    """Return an output as ours: a tensor that the scorer keeps and writes to again would change earlier scores.
+
+    Raises:
+        BrokenScorerError: it is none: one row too many would give every later sample another's score.
+    """
+    if problems := output_problems(output, count):
         raise BrokenScorerError(
-            f"{rule} Its parts have names of at most 100 characters. Got {_shown(unnamed[0])}. {check}"
+            f"The reward {name} must return a RewardOutput with one entry a sample, {count} of them. {problems[0]} "
+            f"Check it: diffrl rewards check {name}."
         )
-    tensors = {"raw": output.raw, "ok": output.ok, **{f"part {key!r}": part for key, part in parts.items()}}
-    for key, tensor in tensors.items():
-        if not isinstance(tensor, Tensor):
-            raise BrokenScorerError(f"{rule} Its {key} is of {type(tensor).__name__}. {check}")
-        if tensor.layout != torch.strided or tensor.is_nested or tensor.is_meta or tensor.is_complex():
-            got = f"{tensor.layout} {tensor.dtype} on {tensor.device}"
-            raise BrokenScorerError(f"{rule} Its {key} is no dense tensor of real numbers: {got}. {check}")
-        if tensor.shape != (count,):
-            raise BrokenScorerError(f"{rule} Its {key} is of shape {tuple(tensor.shape)}. {check}")
-    if output.ok.dtype != torch.bool or not output.raw.is_floating_point():
-        got = f"{output.raw.dtype} and {output.ok.dtype}"
-        raise BrokenScorerError(f"{rule} raw is of floats and ok of bool. Got {got}. {check}")
-    errors = list(output.errors)
-    if len(errors) != count:
-        raise BrokenScorerError(f"{rule} It has {len(errors)} errors. {check}")
-    if others := [error for error in errors if not isinstance(error, str | None)]:
-        raise BrokenScorerError(f"{rule} Errors are text or None. Got {_shown(others[0])}. {check}")
-    notes = list(output.notes)
-    if len(notes) not in (0, count):
-        raise BrokenScorerError(f"{rule} It has {len(notes)} notes. {check}")
-    if others := [note for note in notes if not isinstance(note, str | None)]:
-        raise BrokenScorerError(f"{rule} Notes are text or None. Got {_shown(others[0])}. {check}")
-    short = [(note and brief(note)) or None for note in notes]
+    short = [(note and brief(note)) or None for note in output.notes]
     return RewardOutput(
         _plain(output.raw),
         _plain(output.ok),
-        [error and printable(error) for error in errors],
-        {key: _plain(part) for key, part in parts.items()},
+        [error and printable(error) for error in output.errors],
+        {key: _plain(part) for key, part in output.parts.items()},
         short if any(short) else (),
     )
 

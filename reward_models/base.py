@@ -1,4 +1,4 @@
-"""What every reward model is: a batch of pictures or videos and prompts in, one raw score a sample out.
+"""What every reward model is: a batch of images or videos and prompts in, one raw score a sample out.
 
 Nothing here knows of training. A scorer reports in its own native units; scaling is the caller's business. A sample
 that could not be scored is NaN with `ok = False`, never a number; a scorer that cannot work at all raises.
@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from typing import Any, Literal, Protocol, Self
 
 import torch
@@ -24,7 +24,7 @@ class RewardBatch:
 
     Args:
         media: uint8 RGB, images (B, 3, H, W) or videos (B, F, 3, H, W). uint8, so that the score in training is the
-            score of the picture as it is saved.
+            score of the image as it is saved.
         prompts: B prompts.
         metadata: B mappings with what a scorer may need beside the prompt; empty mappings if nothing.
         fps: frames per second of videos.
@@ -183,6 +183,20 @@ def output_of_scores(raw: Tensor, parts: Mapping[str, Tensor] | None = None) -> 
     return RewardOutput(values.masked_fill(~ok, math.nan), ok, errors, named)
 
 
+EXTRAS = {
+    "clip": ("open_clip",),
+    "ocr": ("rapidocr", "onnxruntime"),
+    "tesseract": ("pytesseract",),
+    "video": ("av", "cv2"),
+    "parquet": ("pyarrow",),
+}
+"""Modules that each extra of the package installs."""
+
+
+def _are_two(values: Any) -> bool:
+    return isinstance(values, tuple | list) and len(values) == 2 and all(isinstance(n, int | float) for n in values)
+
+
 @dataclass(frozen=True)
 class ScorerSpec:
     """What a user should know of a scorer before using it.
@@ -203,7 +217,7 @@ class ScorerSpec:
         version: changes whenever the same sample may score differently. The default counts none: scores of a reward of
             your own are then not cached.
         memory: of the weights, in words ("3.9 GB float32, 2.0 GB in half precision").
-        extra: what to install: pip install 'diffrl[EXTRA]'.
+        extra: of `EXTRAS`, what to install: pip install 'diffrl[EXTRA]'.
         weights: where the weights come from: a hub id, a file of a repository, an address.
         code_license: of the code that the scorer runs.
         weights_license: of the weights; None where there are none.
@@ -231,14 +245,43 @@ class ScorerSpec:
     citation: str | None = None
 
     def __post_init__(self) -> None:
-        """Refuse words that cannot be stored and shown with the scores."""
+        """Refuse facts that are missing or wrong, all at once, and words that cannot be stored with the scores."""
+        problems = []
         for field_name, longest in (("name", 100), ("description", 1000), ("version", 200)):
             value = getattr(self, field_name)
-            if isinstance(value, str) and printable(value, longest) != value:
-                raise RewardError(
-                    f"The {field_name} of a scorer's spec must be text that UTF-8 can store, of at most {longest} "
-                    f"characters. Got {printable(repr(value), 80)}. Change it."
+            if not isinstance(value, str) or not value or printable(value, longest) != value:
+                problems.append(
+                    f"{field_name} must be text that UTF-8 can store, of 1 to {longest} characters. Got "
+                    f"{printable(repr(value), 80)}."
                 )
+        if not _are_two(self.range) or not self.range[0] < self.range[1]:
+            problems.append(f"range must be two numbers, (lower, upper). Got {self.range!r}.")
+        if not _are_two(self.scaling) or not all(map(math.isfinite, self.scaling)) or self.scaling[1] == 0:
+            problems.append(f"scaling must be two numbers, (shift, scale), and scale not 0. Got {self.scaling!r}.")
+        if not self.media or not isinstance(self.media, tuple | list) or set(self.media) - {"image", "video"}:
+            problems.append(f"media must be of 'image' and 'video'. Got {self.media!r}.")
+        if not isinstance(self.requires, tuple | list):
+            problems.append(f"requires must be a tuple of keys, such as ('include',). Got {self.requires!r}.")
+        if self.scope not in ("sample", "group"):
+            problems.append(f"scope must be 'sample' or 'group'. Got {self.scope!r}.")
+        if not isinstance(self.batch_size, int) or self.batch_size < 1:
+            problems.append(f"batch_size must be a whole number of at least 1. Got {self.batch_size!r}.")
+        if self.extra not in (None, *EXTRAS):
+            problems.append(f"extra must be one of {', '.join(EXTRAS)}, or None. Got {self.extra!r}.")
+        if self.weights and not (self.weights_license and self.memory):
+            problems.append("weights need their weights_license, or that it is unknown, and their memory in words.")
+        if problems:
+            raise RewardError(f"The spec of the scorer {printable(repr(self.name), 80)}: {' '.join(problems)} Mend it.")
+
+    @property
+    def needs(self) -> list[str]:
+        """What must come with every sample: "prompt", "source", keys of its metadata, "group"."""
+        first = [*(["prompt"] if self.uses_prompt else []), *(["source"] if self.uses_source else [])]
+        return [*first, *self.requires, *(["group"] if self.scope == "group" else [])]
+
+    def as_json(self) -> dict[str, Any]:
+        """Return its facts as JSON; a range without a bound has null there."""
+        return {**asdict(self), "range": [bound if math.isfinite(bound) else None for bound in self.range]}
 
     def require(self, batch: RewardBatch) -> None:
         """Refuse a batch that this scorer cannot work on; every scorer calls it first.

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any, NoReturn
 
 import typer
-from typer.core import TyperCommand, TyperGroup
+from typer.core import TyperGroup
 
 from reward_models.common.console import make_streams_last, output_required
 from reward_models.common.errors import RewardError
@@ -31,41 +31,12 @@ from reward_models.common.options import (
 )
 from reward_models.common.own_modules import current_folder
 
-MOVED = {
-    "--list": "rewards list",
-    "--check": "rewards check NAME",
-    "--self-test": "rewards self-test NAME",
-    "--serve": "serve --reward NAME",
-}
-"""What were options of `score`, and the commands that they are now."""
-
-
-def refuse_moved(arguments: Sequence[str], program: str) -> None:
-    """Name the new command to whoever gives an old option of `score`.
-
-    Raises:
-        RewardError: one is among the arguments.
-    """
-    for argument in arguments:
-        if (command := MOVED.get(argument.partition("=")[0])) is not None:
-            raise RewardError(f"{argument} is a command of its own now. Got it as an option. Use: {program} {command}.")
-
-
-class ScoreCommand(TyperCommand):
-    """`score`, which names the new command for an option that has left it."""
-
-    def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
-        """Refuse what has moved, then read the options."""
-        refuse_moved(args, ctx.find_root().info_name)
-        return super().parse_args(ctx, args)
-
 
 class _Program(TyperGroup):
-    """`python -m reward_models`, which once was `score` alone."""
+    """`python -m reward_models`, which says what it takes to whoever names no command."""
 
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
-        """Refuse what has moved, then read the options."""
-        refuse_moved(args[:1], ctx.info_name)
+        """Refuse what is no command, then read the options."""
         if args and args[0] not in self.commands and args[0] not in ("-h", "--help"):
             raise RewardError(
                 f"{ctx.info_name} takes a command: {', '.join(self.commands)}. Got {quote(args[0])}. To score files: "
@@ -188,7 +159,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
         pretty_exceptions_enable=False,
         context_settings={"help_option_names": ["-h", "--help"]},
     )
-    app.command(cls=ScoreCommand)(score)
+    app.command()(score)
     add_commands(app)
     try:
         with output_required():

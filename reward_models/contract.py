@@ -18,10 +18,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from reward_models.asking import changes, own_copy
+from reward_models.asking import changes, output_problems, own_copy
 from reward_models.base import RewardBatch, RewardOutput, Scorer, ScorerSpec
 from reward_models.common.errors import RewardError
-from reward_models.common.messages import describe, printable
+from reward_models.common.messages import describe
 from reward_models.process_state import changed_settings, put_back, read_settings, settings_restored
 from reward_models.self_test import FPS, Sample, clip, contrasts_of, drawing
 
@@ -57,7 +57,6 @@ def check_scorer(
     problems: list[str] = []
     with settings_restored(), torch.enable_grad():  # as a careless caller has it
         try:
-            problems += _check_spec(spec)
             batch = _batch(scorer, metadata, samples)
             lacking = _lacking(spec, batch)
             if lacking:
@@ -71,27 +70,16 @@ def check_scorer(
 
 
 def check_output(spec: ScorerSpec, output: RewardOutput, count: int) -> list[str]:
-    """What is wrong with an output for `count` samples."""
-    if not isinstance(output, RewardOutput):
-        return [f"It must return a RewardOutput. Got {type(output).__name__}."]
-    columns = [("`raw`", output.raw, torch.float32), ("`ok`", output.ok, torch.bool)]
-    columns += [(f"The part {name!r}", part, torch.float32) for name, part in dict(output.parts).items()]
-    problems = []
-    for name, column, dtype in columns:
-        if not isinstance(column, Tensor):
-            problems.append(f"{name} must be a tensor. Got {type(column).__name__}.")
-        elif column.shape != (count,) or column.dtype != dtype:
-            problems.append(f"{name} must be ({count},) {dtype}. Got {tuple(column.shape)} {column.dtype}.")
+    """Return what is wrong with an output for `count` samples."""
+    if problems := output_problems(output, count):
+        return problems
+    for name, column in {"`raw`": output.raw, **{f"The part {key!r}": p for key, p in output.parts.items()}}.items():
+        if column.dtype != torch.float32:
+            problems.append(f"{name} must be float32. Got {column.dtype}.")
         elif column.requires_grad:
             problems.append(f"{name} must not require gradients: compute it under torch.no_grad().")
         elif column is not output.raw and bool(torch.isinf(column).any()):
             problems.append(f"{name} must be finite, or NaN where it is unknown. Got {column.tolist()}.")
-    if len(output.errors) != count:
-        problems.append(f"`errors` must have {count} entries. Got {len(output.errors)}.")
-    if len(output.notes) not in (0, count):
-        problems.append(f"`notes` must have {count} entries, or none. Got {len(output.notes)}.")
-    if others := [note for note in output.notes if not isinstance(note, str | None)]:
-        problems.append(f"`notes` must be text or None. Got {printable(repr(others[0]), 80)}.")
     if problems:
         return problems
     low, high = spec.range
@@ -110,34 +98,8 @@ def check_output(spec: ScorerSpec, output: RewardOutput, count: int) -> list[str
 
 
 def same(a: Tensor, b: Tensor, tolerance: float) -> bool:
-    """Whether scores agree, relative to the larger of 1 and their size; NaN equals NaN."""
+    """Return whether scores agree, relative to the larger of 1 and their size; NaN equals NaN."""
     return bool(torch.allclose(a, b, rtol=tolerance, atol=tolerance, equal_nan=True))
-
-
-def _check_spec(spec: ScorerSpec) -> list[str]:
-    problems = []
-    if not spec.name or not spec.description:
-        problems.append("The spec must have a name and a description.")
-    try:
-        low, high = spec.range
-        shift, scale = spec.scaling
-        if not low < high:
-            problems.append(f"The spec's range must be (lower, upper). Got {spec.range}.")
-        if not math.isfinite(shift) or not math.isfinite(scale) or scale == 0:
-            problems.append("The spec's scaling is (shift, scale), and scale divides: it must not be 0.")
-    except (TypeError, ValueError):
-        problems.append(f"The spec's range and scaling must be two numbers each. Got {spec.range}, {spec.scaling}.")
-    if not spec.media or set(spec.media) - {"image", "video"}:
-        problems.append(f"The spec's media must be of 'image' and 'video'. Got {spec.media}.")
-    if not isinstance(spec.requires, tuple | list):
-        problems.append(f"The spec's requires must be a tuple of keys, such as ('include',). Got {spec.requires!r}.")
-    if spec.scope not in ("sample", "group"):
-        problems.append(f"The spec's scope must be 'sample' or 'group'. Got {spec.scope!r}.")
-    if not isinstance(spec.batch_size, int) or spec.batch_size < 1:
-        problems.append(f"The spec's batch_size must be a whole number of at least 1. Got {spec.batch_size!r}.")
-    if spec.weights and not spec.weights_license:
-        problems.append("A spec that names weights must name their licence, or say that it is unknown.")
-    return problems
 
 
 def _batch(scorer: Scorer, metadata: Mapping[str, Any] | None, samples: Sequence[Sample] | None) -> RewardBatch:

@@ -1,6 +1,6 @@
 """The one place where files, PIL images and arrays become tensors, and tensors become files.
 
-A picture is a uint8 RGB tensor (3, H, W); a clip is (F, 3, H, W).
+An image is a uint8 RGB tensor (3, H, W); a clip is (F, 3, H, W).
 """
 
 from __future__ import annotations
@@ -39,29 +39,15 @@ WEBP_LONGEST = 16_383
 """Pixels a side of a WebP, as its format has it."""
 
 
-def require_webp(media: Tensor) -> None:
-    """Refuse a picture (..., H, W) that WebP cannot hold.
-
-    Raises:
-        RewardError: it is too large.
-    """
-    height, width = media.shape[-2:]
-    if max(height, width) > WEBP_LONGEST:
-        raise RewardError(
-            f"An image that is kept as WebP has at most {WEBP_LONGEST:,} pixels a side. Got {width:,} x {height:,}. "
-            "Make it smaller."
-        )
-
-
-def to_pil(picture: Tensor) -> Image.Image:
-    """A uint8 (3, H, W) tensor, on any device, as an RGB image."""
-    if picture.dtype != torch.uint8 or picture.ndim != 3 or picture.shape[0] != 3:
-        raise ValueError(f"An image is uint8 (3, H, W). Got {picture.dtype} {tuple(picture.shape)}.")
-    return Image.fromarray(picture.detach().cpu().permute(1, 2, 0).contiguous().numpy())
+def to_pil(image: Tensor) -> Image.Image:
+    """Return a uint8 (3, H, W) tensor, on any device, as an RGB image."""
+    if image.dtype != torch.uint8 or image.ndim != 3 or image.shape[0] != 3:
+        raise ValueError(f"An image is uint8 (3, H, W). Got {image.dtype} {tuple(image.shape)}.")
+    return Image.fromarray(image.detach().cpu().permute(1, 2, 0).contiguous().numpy())
 
 
 def from_pil(image: Image.Image) -> Tensor:
-    """An image of any mode as a uint8 RGB tensor (3, H, W); what is transparent shows white, as in most viewers.
+    """Return an image of any mode as a uint8 RGB tensor (3, H, W); what is transparent shows white, as in most viewers.
 
     Raises:
         RewardError: its values have no known range; see `image_files.eight_bits`.
@@ -72,35 +58,27 @@ def from_pil(image: Image.Image) -> Tensor:
     return torch.from_numpy(np.array(shown)).permute(2, 0, 1).contiguous()
 
 
-def save_webp_lossless(picture: Tensor, path: Path) -> None:
-    """Write a uint8 (3, H, W) picture so that reading it gives the same bytes; no reader sees half a file.
-
-    Raises:
-        RewardError: it is too large for WebP.
-    """
-    require_webp(picture)
-    with replacing(path) as temporary:
-        to_pil(picture).save(temporary, format="WEBP", lossless=True, quality=20, method=2)
-
-
-def save_media(media: Tensor, path: Path, fps: float) -> None:
-    """Write a picture (3, H, W) or a clip (F, 3, H, W) as WebP, so that reading it gives the same bytes.
+def save_media(media: Tensor, path: Path, fps: float = 0.0) -> None:
+    """Write an image (3, H, W) or a clip (F, 3, H, W) as WebP, so that reading it gives the same bytes.
 
     Args:
         media: uint8 RGB.
-        path: ends in .webp.
+        path: ends in .webp; no reader sees half a file.
         fps: frames per second of a clip.
 
     Raises:
         RewardError: it is too large for WebP.
     """
-    if media.ndim == 3:
-        save_webp_lossless(media, path)
-        return
-    require_webp(media)
-    first, *others = (to_pil(frame) for frame in media)
+    height, width = media.shape[-2:]
+    if max(height, width) > WEBP_LONGEST:
+        raise RewardError(
+            f"An image that is kept as WebP has at most {WEBP_LONGEST:,} pixels a side. Got {width:,} x {height:,}. "
+            "Make it smaller."
+        )
+    first, *others = (to_pil(frame) for frame in (media[None] if media.ndim == 3 else media))
+    options = {} if media.ndim == 3 else clip_options(others, fps)
     with replacing(path) as temporary:
-        first.save(temporary, format="WEBP", lossless=True, quality=20, method=2, **clip_options(others, fps))
+        first.save(temporary, format="WEBP", lossless=True, quality=20, method=2, **options)
 
 
 def clip_options(others: Sequence[Image.Image], fps: float) -> dict[str, Any]:
@@ -150,7 +128,7 @@ def media_of(image: Image.Image, name: object = "The image") -> tuple[Tensor, fl
 
 
 def _clip(frames: Iterable[Tensor], counts: Sequence[int]) -> Tensor:
-    """Frames (3, H, W), each as often as it counts, as one tensor (F, 3, H, W); no second copy of them all is made."""
+    """Return frames (3, H, W), each as often as it counts, as one tensor (F, 3, H, W), without a copy of them all."""
     clip: Tensor | None = None
     start = 0
     for frame, count in zip(frames, counts, strict=True):
@@ -197,7 +175,7 @@ def open_still(item: Any) -> Tensor:
 
 
 def as_media(item: Tensor | np.ndarray[Any, Any] | Image.Image | str | Path) -> tuple[Tensor, float | None]:
-    """Anything that shows a picture or a clip, as (3, H, W) or (F, 3, H, W) uint8 RGB, and its frames per second.
+    """Return anything that shows an image or a clip as (3, H, W) or (F, 3, H, W) uint8 RGB, and its frames per second.
 
     Args:
         item: a path, a PIL image, a uint8 array (H, W, 3) or (F, H, W, 3), or a uint8 tensor (3, H, W) or (F, 3, H, W).
@@ -233,7 +211,7 @@ def score_media(
     sources: Sequence[Any] = (),
     batch_size: int | None = None,
 ) -> RewardOutput:
-    """Score pictures or clips of any sizes; those of one size share batches, the order stays.
+    """Score images or clips of any sizes; those of one size share batches, the order stays.
 
     Args:
         scorer: the reward model.
@@ -299,7 +277,7 @@ def _kind(media: Tensor) -> str:
 
 
 def batches_of(rows: Sequence[int], batch_size: int, groups: Sequence[Any] = ()) -> list[list[int]]:
-    """Rows in batches of at most `batch_size`; with groups, whole groups, as many as fit and at least one.
+    """Return rows in batches of at most `batch_size`; with groups, whole groups, as many as fit and at least one.
 
     Args:
         rows: any integers.

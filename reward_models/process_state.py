@@ -45,7 +45,7 @@ class Setting(NamedTuple):
 
 
 def changed_settings(before: Sequence[Any]) -> list[Setting]:
-    """Settings that differ from what `read_settings` returned before."""
+    """Return the settings that differ from what `read_settings` returned before."""
     return [
         setting
         for setting, then in zip(SETTINGS, before, strict=True)
@@ -54,7 +54,7 @@ def changed_settings(before: Sequence[Any]) -> list[Setting]:
 
 
 def read_settings(scopes: Sequence[str] = ("thread", "numbers", "random", "process")) -> list[Any]:
-    """Values of all settings, None for those of other scopes."""
+    """Return the values of all settings, None for those of other scopes."""
     return [setting.read() if setting.scope in scopes else None for setting in SETTINGS]
 
 
@@ -176,14 +176,14 @@ def _set_deterministic(values: tuple[bool, bool]) -> None:
     torch.use_deterministic_algorithms(values[0], warn_only=values[1])
 
 
-def _cudnn() -> tuple[bool, ...]:
-    flags = torch.backends.cudnn
-    return flags.deterministic, flags.benchmark, flags.enabled
+def _attributes(owner: Any, *names: str) -> tuple[Callable[[], Any], Callable[[Any], object]]:
+    """Return what reads, and what writes, some attributes at once."""
 
+    def write(values: tuple[Any, ...]) -> None:
+        for name, value in zip(names, values, strict=True):
+            setattr(owner, name, value)
 
-def _set_cudnn(values: tuple[bool, ...]) -> None:
-    flags = torch.backends.cudnn
-    flags.deterministic, flags.benchmark, flags.enabled = values
+    return lambda: tuple(getattr(owner, name) for name in names), write
 
 
 def _random() -> bytes:
@@ -230,14 +230,6 @@ def _set_handlers(handlers: tuple[Any, ...]) -> None:
             signal.signal(number, handler)
 
 
-def _streams() -> tuple[Any, ...]:
-    return sys.stdin, sys.stdout, sys.stderr
-
-
-def _set_streams(streams: tuple[Any, ...]) -> None:
-    sys.stdin, sys.stdout, sys.stderr = streams
-
-
 SETTINGS = (
     Setting("inference mode", torch.is_inference_mode_enabled, _set_inference_mode, "thread"),  # before gradients
     Setting("gradient mode", torch.is_grad_enabled, torch.set_grad_enabled, "thread"),
@@ -252,7 +244,11 @@ SETTINGS = (
         torch.set_float32_matmul_precision,
         "numbers",
     ),
-    Setting("the flags of torch.backends.cudnn", _cudnn, _set_cudnn, "numbers"),
+    Setting(
+        "the flags of torch.backends.cudnn",
+        *_attributes(torch.backends.cudnn, "deterministic", "benchmark", "enabled"),
+        "numbers",
+    ),
     Setting("torch's global random numbers", _random, _set_random, "random"),
     Setting("CUDA's global random numbers", _cuda_random, _set_cuda_random, "random"),
     Setting("numpy's global random numbers", _numpy_random, _set_numpy_random, "random"),
@@ -261,7 +257,7 @@ SETTINGS = (
     Setting("the working directory", _folder, os.chdir),
     Setting("the locale", lambda: locale.setlocale(locale.LC_ALL), lambda kept: locale.setlocale(locale.LC_ALL, kept)),
     Setting("a handler of signals", _handlers, _set_handlers),
-    Setting("sys.stdin, sys.stdout or sys.stderr", _streams, _set_streams),
+    Setting("sys.stdin, sys.stdout or sys.stderr", *_attributes(sys, "stdin", "stdout", "stderr")),
     Setting("the recursion limit", sys.getrecursionlimit, sys.setrecursionlimit),
     Setting("the time limit of sockets", lambda: (socket.getdefaulttimeout(),), lambda v: socket.setdefaulttimeout(*v)),
 )

@@ -1,8 +1,8 @@
-"""Pictures that a scorer must tell apart, and what it says of them: catches set-ups that return the same for all.
+"""Images that a scorer must tell apart, and what it says of them: catches set-ups that return the same for all.
 
     diffrl rewards self-test pickscore --option model=/models/PickScore_v1
 
-A scorer with needs of its own (text in the picture, a detector's classes) has a method `contrasts()`.
+A scorer with needs of its own (text in the image, a detector's classes) has a method `contrasts()`.
 """
 
 from __future__ import annotations
@@ -23,14 +23,14 @@ from reward_models.common.messages import describe
 from reward_models.images.shapes_vision import BACKGROUND, PALETTE, coverage
 
 SIDE = 256
-"""Side of the drawn pictures, in pixels."""
+"""Side of the drawn images, in pixels."""
 FRAMES, FPS = 8, 8.0
 """Of the drawn clips."""
 
 
 @dataclass(frozen=True)
 class Sample:
-    """A picture (3, H, W) or a clip (F, 3, H, W), uint8 RGB, with its prompt, metadata and what it is an edit of."""
+    """An image (3, H, W) or a clip (F, 3, H, W), uint8 RGB, with its prompt, metadata and what it is an edit of."""
 
     media: Tensor
     prompt: str
@@ -70,8 +70,8 @@ class SelfTest:
 def drawing(color: str, shape: str, x: float = 0.5, y: float = 0.5, side: int = SIDE) -> Tensor:
     """A flat coloured shape on light grey, (3, side, side) uint8."""
     cover = coverage(shape, x * side, y * side, 0.1 * side * side, side, side)[..., None]
-    picture = cover * np.array(PALETTE[color], np.float32) + (1 - cover) * np.array(BACKGROUND, np.float32)
-    return torch.from_numpy(picture.round().astype(np.uint8)).permute(2, 0, 1).contiguous()
+    image = cover * np.array(PALETTE[color], np.float32) + (1 - cover) * np.array(BACKGROUND, np.float32)
+    return torch.from_numpy(image.round().astype(np.uint8)).permute(2, 0, 1).contiguous()
 
 
 def noise(side: int = SIDE, seed: int = 0) -> Tensor:
@@ -85,7 +85,7 @@ def clip(color: str, shape: str, start: float = 0.3, end: float = 0.7) -> Tensor
 
 
 def default_contrasts(kind: str) -> list[Contrast]:
-    """For scorers that judge how well a picture, or a clip, fits its prompt.
+    """For scorers that judge how well an image, or a clip, fits its prompt.
 
     Args:
         kind: "image" or "video".

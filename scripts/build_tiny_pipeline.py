@@ -2,66 +2,35 @@
 
     python scripts/build_tiny_pipeline.py --seed 0 --out assets/tiny-sd3
 
-About a quarter of an hour on a CPU; a CUDA device is used if there is one. Phases: render the train split, train an
-`AutoencoderKL`, encode once, train an `SD3Transformer2DModel` together with its two CLIP text encoders by rectified
-flow, save the moving average, measure the saved files and write the model card. Training stops early on purpose, when
-`--enough` of the held-out prompts come out right: the pipeline is meant to be a policy that alignment can still
-improve.
+About a quarter of an hour on a CPU (`tiny_builder.py` says how it goes). Training stops when `--enough` of the held-out
+prompts come out right.
 """
 
 from __future__ import annotations
 
-import copy
-import json
-import math
 import sys
-import time
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
 import torch.nn.functional as F
-from diffusers import AutoencoderKL
+from diffusers import AutoencoderKL, StableDiffusion3Pipeline
 from diffusers.models.attention_processor import Attention, JointAttnProcessor2_0
-from tiny_pipeline_card import (
-    builder_options,
-    describe_machine,
-    generate,
-    held_out_sample,
-    measure,
-    measure_again,
-    score,
-    write_card,
-)
+from tiny_builder import Log, Recipe, Velocity, World, main, warmup_cosine
+from tiny_card import Score, in_turn, means, stack
 from torch import Tensor, nn
 
 from diffrl.data.shapes import prompts, render, scene_of
 from diffrl.models.families.sd3 import T5_TOKENS, build_tiny_vae
-from diffrl.models.tiny import MAX_TOKENS, build_pipeline, save_pipeline
+from diffrl.models.tiny import MAX_TOKENS, build_pipeline
+from reward_models import RewardBatch, load_reward
 
 STOCK_T5_TOKENS = 256
 """Length of the T5 part when the stock pipeline is called without `max_sequence_length`."""
 
-STOCK_SHARE = 0.125
-"""Share of training samples that see the stock length, so that a plain call works as well as diffrl's short one."""
-
-TRAINED = ("transformer", "text_encoder", "text_encoder_2")
-"""Components that the flow trains; the VAE is trained before."""
-
-CAPTION_DROPOUT = 0.1
-EMA_DECAY = 0.995
-BATCH = 64
-HORIZON = 4000
-"""Steps over which the learning rate of the transformer would decay to zero; training stops before on purpose."""
-
-WATCH = 100
-"""Steps from one look at the split `tune` to the next."""
-
-
-PICTURES: Mapping[str, int] = {
+KINDS: Mapping[str, int] = {
     "count": 1600,
     "pair": 3200,
     "relation": 4800,
@@ -72,76 +41,169 @@ PICTURES: Mapping[str, int] = {
 """Training pictures of each kind of prompts."""
 
 
-@dataclass(frozen=True)
-class Recipe:
-    """What the command line decides."""
+class SD3World(World):
+    """Pictures, drawn by a Stable Diffusion 3 pipeline."""
 
-    seed: int
-    out: Path
-    vae_steps: int
-    steps: int
-    pictures: Mapping[str, int] = field(default_factory=lambda: PICTURES)
-    samples: int = 500
-    enough: float = 0.17
+    trained = ("transformer", "text_encoder", "text_encoder_2")
+    length, stock_share = T5_TOKENS, 0.125
+    vae_batch = 64
+
+    def load(self, folder: Path) -> StableDiffusion3Pipeline:
+        """Load the saved pipeline."""
+        pipeline = StableDiffusion3Pipeline.from_pretrained(str(folder))
+        pipeline.set_progress_bar_config(disable=True)
+        return pipeline
+
+    def load_vae(self, folder: Path) -> AutoencoderKL:
+        """Load an autoencoder that was kept."""
+        return AutoencoderKL.from_pretrained(str(folder)).to(memory_format=torch.channels_last)
+
+    def train_vae(self, vae: AutoencoderKL, pictures: Tensor, recipe: Recipe) -> None:
+        """Train by L1 + squared error with a light KL term and a cosine learning rate.
+
+        The squared error leaves the all-grey plateau sooner, and L1 sharpens edges. The posterior starts narrow, since
+        unit noise on the untrained latents would drown them.
+        """
+        generator, log, (steps,) = torch.Generator().manual_seed(recipe.seed), Log("vae"), recipe.vae_steps
+        vae.to(memory_format=torch.channels_last)
+        with torch.no_grad():
+            vae.encoder.conv_out.bias[4:] = -6.0  # log-variance
+        optimizer = torch.optim.AdamW(vae.parameters(), lr=2e-3, betas=(0.9, 0.99), weight_decay=0.0)
+        schedule = torch.optim.lr_scheduler.LambdaLR(optimizer, lambda i: warmup_cosine(i, 50, steps))
+        for step in range(1, steps + 1):
+            rows = torch.randint(len(pictures), (self.vae_batch,), generator=generator)
+            images = to_unit(pictures[rows], vae.device)
+            posterior = vae.encode(images).latent_dist
+            noise = torch.randn(posterior.mean.shape, generator=generator).to(vae.device)
+            decoded = vae.decode(posterior.mean + posterior.std * noise).sample
+            kl = posterior.kl().mean() / posterior.mean[0].numel()
+            loss = F.l1_loss(decoded, images) + F.mse_loss(decoded, images) + 2e-5 * kl
+            optimizer.zero_grad()
+            loss.backward()
+            nn.utils.clip_grad_norm_(vae.parameters(), 1.0)
+            optimizer.step()
+            schedule.step()
+            log(step, steps, loss)
+
+    @torch.no_grad()
+    def encode(self, vae: AutoencoderKL, pictures: Tensor) -> Tensor:
+        """Return latents of uint8 pictures, (N, 4, H / 4, W / 4)."""
+        latents = torch.cat([vae.encode(to_unit(chunk, vae.device)).latent_dist.mean for chunk in pictures.split(256)])
+        vae.register_to_config(scaling_factor=1 / float(latents.std()), shift_factor=float(latents.mean()))
+        return (latents - vae.config.shift_factor) * vae.config.scaling_factor
+
+    def velocity(self, pipeline: Any, model: nn.ModuleDict, texts: Sequence[str]) -> Velocity:
+        """Return the prediction for captions of MAX_TOKENS tokens, and one zero token for all of T5's."""
+        read = pipeline.tokenizer(texts, padding="max_length", max_length=MAX_TOKENS, return_tensors="pt")
+        ids = read.input_ids.to(pipeline.vae.device)
+        model["transformer"].set_attn_processor(RepeatedTokenAttention())
+
+        def predict(latents: Tensor, sigma: Tensor, captions: Tensor, stock: Tensor) -> Tensor:
+            zero_tokens = torch.where(stock, STOCK_T5_TOKENS, T5_TOKENS)
+            return predict_velocity(model, latents, sigma, *encode_captions(model, ids[captions]), zero_tokens)
+
+        return predict
+
+    @torch.no_grad()
+    def reconstruct(self, pipeline: StableDiffusion3Pipeline, pictures: Tensor) -> Tensor:
+        """Return uint8 pictures through the autoencoder and back."""
+        decoded = []
+        for chunk in pictures.split(128):
+            latents = pipeline.vae.encode(chunk / 127.5 - 1).latent_dist.mean
+            decoded += pipeline.image_processor.postprocess(pipeline.vae.decode(latents).sample, output_type="pil")
+        return stack(decoded)
 
 
-def render_train_split(recipe: Recipe) -> tuple[Tensor, list[str], Tensor]:
-    """Pictures of the train split.
+class Shapes(SD3World):
+    """Coloured shapes on 32 x 32 pixels."""
 
-    Returns:
-        uint8 pictures (N, 3, 32, 32), the distinct captions (the last one is ""), and each picture's caption (N,).
-    """
-    rng = np.random.default_rng(recipe.seed)
-    texts, pictures, captions = [], [], []
-    for kind, count in recipe.pictures.items():
-        known = prompts("train", (kind,))
-        pictures += [render(scene_of(known[i % len(known)]), rng) for i in range(count)]
-        captions += [len(texts) + i % len(known) for i in range(count)]
-        texts += [prompt.text for prompt in known]
-    stacked = torch.from_numpy(np.stack(pictures)).permute(0, 3, 1, 2).contiguous()
-    return stacked, [*texts, ""], torch.tensor(captions)
+    name = "tiny-sd3"
+    recipe = {"vae_steps": (900,), "steps": 2400, "count": 4800, "samples": 500, "watch": 100, "enough": 0.17}
+    tiny = {"vae_steps": (2,), "steps": 2, "count": 12, "samples": 4}
+    parts = ("strict", "partial")
+    chunk = 125
+    wrong = "rendered truth, captions of other pictures"  # half of all away: neighbours in the list differ by little
 
+    def render(self, recipe: Recipe) -> tuple[Tensor, list[str], Tensor]:
+        """Render the train split: uint8 (N, 3, 32, 32), at most `count` pictures of a kind."""
+        rng = np.random.default_rng(recipe.seed)
+        texts, pictures, captions = [], [], []
+        for kind, most in KINDS.items():
+            known, count = prompts("train", (kind,)), min(most, recipe.count)
+            pictures += [render(scene_of(known[i % len(known)]), rng) for i in range(count)]
+            captions += [len(texts) + i % len(known) for i in range(count)]
+            texts += [prompt.text for prompt in known]
+        return stack(pictures), [*texts, ""], torch.tensor(captions)
 
-def warmup_cosine(step: int, warmup: int, horizon: int) -> float:
-    """Factor of the learning rate: linear rise over `warmup` steps times a cosine that ends at 0 after `horizon`."""
-    return min(1.0, (step + 1) / warmup) * 0.5 * (1 + math.cos(math.pi * min(1.0, step / horizon)))
+    def pipeline(self, texts: Sequence[str], seed: int) -> Any:
+        """Return the pipeline with random weights."""
+        pipeline = build_pipeline("sd3", [word for text in texts for word in text.split()], seed)
+        torch.manual_seed(seed)
+        pipeline.register_modules(vae=build_tiny_vae())
+        return pipeline
 
+    def held_out(self, count: int, tune: bool = False) -> list[str]:
+        """Return captions of a held-out split."""
+        return in_turn([prompt.text for prompt in prompts("tune" if tune else "report")], count)
 
-def train_vae(
-    vae: AutoencoderKL, pictures: Tensor, steps: int, generator: torch.Generator, log: Log, batch: int = BATCH
-) -> None:
-    """L1 + squared error with a light KL term, cosine learning rate.
+    def truth(self, asked: str, rng: np.random.Generator) -> np.ndarray:
+        """Render a caption."""
+        return render(scene_of(asked), rng)
 
-    The squared error leaves the all-grey plateau sooner, and L1 sharpens edges. The posterior starts narrow, since unit
-    noise on the untrained latents would drown them.
-    """
-    with torch.no_grad():
-        vae.encoder.conv_out.bias[4:] = -6.0  # log-variance
-    optimizer = torch.optim.AdamW(vae.parameters(), lr=2e-3, betas=(0.9, 0.99), weight_decay=0.0)
-    schedule = torch.optim.lr_scheduler.LambdaLR(optimizer, lambda i: warmup_cosine(i, 50, steps))
-    for step in range(1, steps + 1):
-        rows = torch.randint(len(pictures), (batch,), generator=generator)
-        images = to_unit(pictures[rows], vae.device)
-        posterior = vae.encode(images).latent_dist
-        noise = torch.randn(posterior.mean.shape, generator=generator).to(vae.device)
-        decoded = vae.decode(posterior.mean + posterior.std * noise).sample
-        kl = posterior.kl().mean() / posterior.mean[0].numel()
-        loss = F.l1_loss(decoded, images) + F.mse_loss(decoded, images) + 2e-5 * kl
-        optimizer.zero_grad()
-        loss.backward()
-        nn.utils.clip_grad_norm_(vae.parameters(), 1.0)
-        optimizer.step()
-        schedule.step()
-        log(step, steps, loss)
-    vae.eval().requires_grad_(False)
+    def score(self, pictures: Tensor, texts: Sequence[str]) -> Score:
+        """Return the mean strict pass and partial credit."""
+        output = load_reward("shapes")(RewardBatch(pictures, texts))
+        return means({"strict": output.parts["strict"], "partial": output.raw})
 
+    def noise_shape(self, pipeline: Any) -> tuple[int, ...]:
+        """Return that of latents of 32 x 32 pixels."""
+        return 4, 8, 8
 
-@torch.no_grad()
-def encode(vae: AutoencoderKL, pictures: Tensor) -> Tensor:
-    """Latents of uint8 pictures, (N, 4, 8, 8); sets the config's shift and scale so that they are normalised."""
-    means = torch.cat([vae.encode(to_unit(chunk, vae.device)).latent_dist.mean for chunk in pictures.split(256)])
-    vae.register_to_config(scaling_factor=1 / float(means.std()), shift_factor=float(means.mean()))
-    return (means - vae.config.shift_factor) * vae.config.scaling_factor
+    def settings(self, pipeline: Any) -> Iterator[tuple[str, dict[str, Any], None]]:
+        """Yield guidance scales and lengths, diffrl's and the stock call's."""
+        for guidance, length in ((1.0, T5_TOKENS), (1.0, 256), (3.0, T5_TOKENS), (7.0, 256)):
+            options = {"guidance_scale": guidance, "max_sequence_length": length}
+            yield f"generated, guidance_scale={guidance:g}, max_sequence_length={length}", options, None
+
+    def more(self, pipeline: Any, samples: int, seed: int) -> dict[str, Any]:
+        """Measure what a method has to tell apart: pictures of the same training prompts, rewarded as in the recipes.
+
+        Returns:
+            groups: ties: share of pairs within a group with the same graded reward.
+                no_spread: share of groups whose graded rewards are all the same.
+                same_verdict: share of groups whose strict verdicts are all the same, so that strict teaches nothing.
+                random_top: share of a random choice that is among a group's best sixth; 1/6 without ties.
+        """
+        groups, size = max(1, samples // 12), 48 if samples > 48 else 6
+        texts = [prompt.text for prompt in prompts("train")[:groups] for _ in range(size)]
+        output = load_reward("shapes")(RewardBatch(self.generate(pipeline, texts, seed), texts))
+        graded, strict = (values.reshape(groups, size) for values in (output.raw, output.parts["strict"]))
+        total = (graded + strict) / 2
+        tied = (graded[:, :, None] == graded[:, None, :]).sum((1, 2)) - size
+        sixth = total.sort(dim=1, descending=True).values[:, size // 6 - 1 : size // 6]
+        measured = {
+            "ties": round(float(tied.sum()) / (groups * size * (size - 1)), 5),
+            "no_spread": round(float((graded.std(1) == 0).float().mean()), 4),
+            "same_verdict": round(float((strict.std(1) == 0).float().mean()), 4),
+            "random_top": round(float((total >= sixth).float().mean()), 4),
+        }
+        return {"groups": measured}
+
+    def record(self, recipe: Recipe) -> dict[str, Any]:
+        """Return the steps of the autoencoder, and when training stops."""
+        return {"vae_steps": recipe.vae_steps[0], "enough": recipe.enough, "train_prompts": len(prompts("train"))}
+
+    def card_values(self, record: Mapping[str, Any]) -> dict[str, Any]:
+        """Return what the card shows of groups, of two scores, and of the splits."""
+        name = "generated, guidance_scale={}, max_sequence_length=" + str(T5_TOKENS)
+        return {
+            **record["groups"],
+            "group_count": max(1, record["samples"] // 12),
+            "base": record["scores"][name.format(1)]["strict"],
+            "guided": record["scores"][name.format(3)]["strict"],
+            "tune_prompts": len(prompts("tune")),
+            "report_prompts": len(prompts("report")),
+        }
 
 
 def to_unit(pictures: Tensor, device: torch.device) -> Tensor:
@@ -199,156 +261,7 @@ def predict_velocity(
     ).sample
 
 
-def train_flow(
-    model: nn.ModuleDict,
-    latents: Tensor,
-    captions: Tensor,
-    token_ids: Tensor,
-    steps: int,
-    generator: torch.Generator,
-    log: Log,
-    on_step: Callable[[int, nn.ModuleDict], bool] = lambda step, average: False,
-    batch: int = BATCH,
-) -> nn.ModuleDict:
-    """Rectified flow with logit-normal times; returns the moving average of the weights.
-
-    Args:
-        model: "transformer", "text_encoder" and "text_encoder_2", trained in place.
-        latents: (N, 4, 8, 8), zero mean and unit variance.
-        captions: (N,) row of each picture's caption in `token_ids`.
-        token_ids: (captions, MAX_TOKENS); the last row is the empty caption.
-        steps: optimiser steps of `batch` pictures.
-        generator: CPU generator of all randomness.
-        log: receives step, steps and loss.
-        on_step: receives the step and the moving average after it, and says whether to stop there.
-        batch: pictures of a step.
-    """
-    average = copy.deepcopy(model).requires_grad_(False)
-    model["transformer"].set_attn_processor(RepeatedTokenAttention())
-    model.train()
-    optimizer = torch.optim.AdamW(model.parameters(), lr=1.5e-3, betas=(0.9, 0.99), weight_decay=0.01)
-    schedule = torch.optim.lr_scheduler.LambdaLR(optimizer, lambda i: warmup_cosine(i, 100, HORIZON))
-    for step in range(1, steps + 1):
-        rows = torch.randint(len(latents), (batch,), generator=generator)
-        clean = latents[rows]
-        noise = torch.randn(clean.shape, generator=generator).to(clean.device)
-        sigma = torch.randn(len(rows), generator=generator).sigmoid().to(clean.device)
-        dropped = torch.rand(len(rows), generator=generator) < CAPTION_DROPOUT
-        caption = torch.where(dropped, len(token_ids) - 1, captions[rows])
-        stock = torch.rand(len(rows), generator=generator) < STOCK_SHARE
-        zero_tokens = torch.where(stock, STOCK_T5_TOKENS, T5_TOKENS).to(clean.device)
-
-        tokens, pooled = encode_captions(model, token_ids[caption])
-        noisy = torch.lerp(clean, noise, sigma[:, None, None, None])
-        loss = F.mse_loss(predict_velocity(model, noisy, sigma, tokens, pooled, zero_tokens), noise - clean)
-        optimizer.zero_grad()
-        loss.backward()
-        nn.utils.clip_grad_norm_(model.parameters(), 1.0)
-        optimizer.step()
-        schedule.step()
-        decay = min(EMA_DECAY, step / (step + 10))
-        with torch.no_grad():
-            torch._foreach_lerp_(list(average.parameters()), list(model.parameters()), 1 - decay)
-        log(step, steps, loss)
-        if on_step(step, average):
-            break
-    return average.eval()
-
-
-class Log:
-    """Prints a phase's progress about twenty times."""
-
-    def __init__(self, phase: str):
-        self.phase, self.start = phase, time.perf_counter()
-
-    def __call__(self, step: int, steps: int, loss: Tensor) -> None:
-        """Print if this step is one of the twenty."""
-        if step % max(1, steps // 20) == 0:
-            seconds = time.perf_counter() - self.start
-            print(f"{self.phase} {step}/{steps}  loss {float(loss.detach()):.4f}  {seconds:.0f} s", flush=True)
-
-
-def build(recipe: Recipe) -> dict[str, object]:
-    """Train, save, measure and describe; returns what `build.json` holds."""
-    start = time.perf_counter()
-    device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
-    pictures, texts, captions = render_train_split(recipe)
-    print(f"rendered {len(pictures)} pictures of {len(texts) - 1} prompts", flush=True)
-
-    pipeline = build_pipeline("sd3", [word for text in texts for word in text.split()], recipe.seed)
-    pipeline.set_progress_bar_config(disable=True)
-    torch.manual_seed(recipe.seed)
-    vae = build_tiny_vae().to(device, memory_format=torch.channels_last)
-    train_vae(vae, pictures, recipe.vae_steps, torch.Generator().manual_seed(recipe.seed), Log("vae"))
-    latents = encode(vae, pictures)
-    pipeline.register_modules(vae=vae)
-
-    model = nn.ModuleDict({name: getattr(pipeline, name) for name in TRAINED}).to(device)
-    tokens = pipeline.tokenizer(texts, padding="max_length", max_length=MAX_TOKENS, return_tensors="pt")
-
-    steps = 0
-
-    def enough(step: int, average: nn.ModuleDict) -> bool:
-        nonlocal steps
-        steps = step
-        if step % WATCH:
-            return False
-        use(pipeline, average)
-        held_out = held_out_sample(recipe.samples // 2, "tune")
-        scores = score(generate(pipeline, held_out, recipe.seed + 1), held_out)
-        print("tune", step, scores, flush=True)
-        return scores["strict"] >= recipe.enough
-
-    ids, generator = tokens.input_ids.to(device), torch.Generator().manual_seed(recipe.seed + 1)
-    average = train_flow(model, latents, captions, ids, recipe.steps, generator, Log("flow"), enough)
-    use(pipeline, average)
-    save_pipeline(pipeline.to("cpu"), recipe.out)
-    trained = time.perf_counter() - start
-    print(f"saved {recipe.out} after {trained:.0f} s; measuring", flush=True)
-
-    record = {
-        "seed": recipe.seed,
-        "vae_steps": recipe.vae_steps,
-        "steps": steps,
-        "enough": recipe.enough,
-        "batch": BATCH,
-        "pictures": len(pictures),
-        "train_prompts": len(texts) - 1,
-        "machine": describe_machine(device, torch.get_num_threads()),
-        "training_seconds": round(trained),
-        **measure(recipe.out, recipe.samples, seed=recipe.seed + 1),
-    }
-    (recipe.out / "build.json").write_text(json.dumps(record, indent=2) + "\n")
-    write_card(recipe.out, record)
-    return record
-
-
-def use(pipeline: Any, average: nn.ModuleDict) -> None:
-    """Put the averaged modules into the pipeline."""
-    pipeline.register_modules(**{name: average[name].eval() for name in TRAINED})
-
-
-def main(arguments: Sequence[str] | None = None) -> int:
-    """Command line."""
-    parser = builder_options(__doc__, "assets/tiny-sd3")
-    parser.add_argument("--vae-steps", type=int, default=900, help="optimiser steps of 64 pictures")
-    parser.add_argument("--steps", type=int, default=2400, help=f"at most: transformer steps of {BATCH} pictures")
-    parser.add_argument("--enough", type=float, default=Recipe.enough, help="strict on the split tune to stop at")
-    parser.add_argument("--measure-only", action="store_true", help="score what is in --out and rewrite its card")
-    options = parser.parse_args(arguments)
-    torch.set_num_threads(options.threads)
-    if options.measure_only:
-        print(
-            json.dumps(measure_again(options.out, 4 if options.tiny else Recipe.samples, measure, write_card), indent=2)
-        )
-        return 0
-    recipe = Recipe(options.seed, options.out, options.vae_steps, options.steps, enough=options.enough)
-    if options.tiny:
-        recipe = Recipe(options.seed, options.out, 2, 2, dict.fromkeys(PICTURES, 12), samples=4)
-    record = build(recipe)
-    print(json.dumps(record, indent=2))
-    return 0
-
+WORLD = Shapes()
 
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(main(WORLD, __doc__))

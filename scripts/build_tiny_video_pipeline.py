@@ -2,95 +2,147 @@
 
     python scripts/build_tiny_video_pipeline.py --seed 0 --out assets/tiny-wan
 
-    python scripts/build_tiny_video_pipeline.py --measure-only --out assets/tiny-wan   trains nothing
-
-Well under an hour on one CPU core; a CUDA device is used if there is one. Phases: render the train split, train an
-`AutoencoderKLWan`, encode once, train a `WanTransformer3DModel` together with its UMT5 text encoder by rectified flow,
-save the moving average, measure the saved files and write the model card. Training stops early on purpose: the pipeline
-is meant to be a policy that alignment can still improve. With `--vae` the trained autoencoder is kept in that folder,
-and taken from it by a later run with the same seed, which then gives the same pipeline.
+Well under an hour on one CPU core (`tiny_builder.py` says how it goes; `tiny_video_vae.py` has the autoencoder).
 """
 
 from __future__ import annotations
 
-import copy
-import json
 import sys
-import time
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
 import torch.nn.functional as F
-from build_tiny_pipeline import Log, warmup_cosine
-from diffusers import AutoencoderKLWan
+from diffusers import AutoencoderKLWan, FlowMatchEulerDiscreteScheduler, WanPipeline
 from diffusers.models.transformers.transformer_wan import WanAttnProcessor
-from tiny_pipeline_card import builder_options, describe_machine, measure_again
-from tiny_video_pipeline_card import generate, held_out_sample, measure, score, to_unit, write_card
-from tiny_video_vae import CLIP_BATCH, PICTURE_BATCH, train_vae
+from tiny_builder import Log, Recipe, Velocity, World, main
+from tiny_card import Score, in_turn, means, stack
+from tiny_video_vae import CLIP_BATCH, PICTURE_BATCH, to_unit, train_vae
 from torch import Tensor, nn
 
-from diffrl.data.moving import prompts, render, scene_of
-from diffrl.models.families.wan import TEXT_TOKENS
-from diffrl.models.tiny import build_pipeline, save_pipeline
+from diffrl.data.moving import FRAMES, prompts, render, scene_of
+from diffrl.models.families.wan import FLOW_SHIFT, TEXT_TOKENS
+from diffrl.models.tiny import build_pipeline
+from reward_models import RewardBatch, load_reward
 
 STOCK_TEXT_TOKENS = 512
 """Length of the prompt when the stock pipeline is called without `max_sequence_length`."""
 
-STOCK_SHARE = 0.25
-"""Share of training samples that see the stock length, so that a plain call works as well as diffrl's short one."""
-
 PROMPT_TOKENS = 6
 """Tokens of a prompt of the world with its end."""
 
-TRAINED = ("transformer", "text_encoder")
-"""Components that the flow trains; the VAE is trained before."""
 
-CAPTION_DROPOUT = 0.1
-EMA_DECAY = 0.995
-BATCH = 64
-HORIZON = 6000
-"""Steps over which the learning rate of the transformer would decay to zero; training stops before on purpose."""
+class Moving(World):
+    """Clips of one coloured shape that moves or stays."""
 
+    name = "tiny-wan"
+    recipe = {"vae_steps": (800, 1000), "steps": 1200, "count": 100, "samples": 300}
+    tiny = {"vae_steps": (2, 2), "steps": 2, "count": 1, "samples": 2}
+    trained = ("transformer", "text_encoder")
+    horizon, stock_share, time_shift = 6000, 0.25, 0.5
+    parts = ("strict", "partial", "object", "direction", "smooth")
+    length, chunk, medium = TEXT_TOKENS, 100, "clip"
+    wrong, shift = "rendered truth, captions of other clips", 7  # another colour and another motion
+    size = {"height": 32, "width": 32, "frames": FRAMES}
 
-@dataclass(frozen=True)
-class Recipe:
-    """What the command line decides."""
+    def render(self, recipe: Recipe) -> tuple[Tensor, list[str], Tensor]:
+        """Render the train split: uint8 (N, 9, 3, 32, 32), `count` clips of each prompt."""
+        rng, train = np.random.default_rng(recipe.seed), prompts("train")
+        clips = stack([render(scene_of(prompt), rng) for prompt in train for _ in range(recipe.count)])
+        captions = torch.arange(len(train)).repeat_interleave(recipe.count)
+        return clips, [prompt.text for prompt in train] + [""], captions
 
-    seed: int
-    out: Path
-    picture_steps: int
-    clip_steps: int
-    steps: int
-    vae_folder: Path | None = None
-    clips_per_prompt: int = 100
-    samples: int = 300
-    watch: int = 0
+    def pipeline(self, texts: Sequence[str], seed: int) -> Any:
+        """Return the pipeline with random weights."""
+        return build_pipeline("wan", [word for text in texts for word in text.split()], seed)
 
+    def load(self, folder: Path) -> WanPipeline:
+        """Load the saved pipeline."""
+        pipeline = WanPipeline.from_pretrained(str(folder))
+        pipeline.set_progress_bar_config(disable=True)
+        return pipeline
 
-def render_train_split(recipe: Recipe) -> tuple[Tensor, list[str], Tensor]:
-    """Clips of the train split.
+    def load_vae(self, folder: Path) -> AutoencoderKLWan:
+        """Load an autoencoder that was kept."""
+        return AutoencoderKLWan.from_pretrained(str(folder))
 
-    Returns:
-        uint8 clips (N, 9, 3, 32, 32), the distinct captions (the last one is ""), and each clip's caption (N,).
-    """
-    rng = np.random.default_rng(recipe.seed)
-    train = prompts("train")
-    clips = np.stack([render(scene_of(prompt), rng) for prompt in train for _ in range(recipe.clips_per_prompt)])
-    captions = torch.arange(len(train)).repeat_interleave(recipe.clips_per_prompt)
-    return torch.from_numpy(clips).permute(0, 1, 4, 2, 3).contiguous(), [p.text for p in train] + [""], captions
+    def train_vae(self, vae: AutoencoderKLWan, clips: Tensor, recipe: Recipe) -> None:
+        """Train on pictures, then on clips."""
+        pictures, moving = recipe.vae_steps
+        train_vae(vae, clips, (pictures, moving), recipe.seed, Log("vae"))
 
+    @torch.no_grad()
+    def encode(self, vae: AutoencoderKLWan, clips: Tensor) -> Tensor:
+        """Return latents of uint8 clips, (N, 8, 3, 4, 4), each channel normalised."""
+        latents = torch.cat([vae.encode(to_unit(part).to(vae.device)).latent_dist.mean for part in clips.split(100)])
+        mean, std = latents.mean((0, 2, 3, 4)), latents.std((0, 2, 3, 4))
+        vae.register_to_config(latents_mean=mean.tolist(), latents_std=std.tolist())
+        return (latents - mean[:, None, None, None]) / std[:, None, None, None]
 
-@torch.no_grad()
-def encode(vae: AutoencoderKLWan, clips: Tensor) -> Tensor:
-    """Latents of uint8 clips, (N, 8, 3, 4, 4); sets the config's mean and deviation of each channel."""
-    means = torch.cat([vae.encode(to_unit(part).to(vae.device)).latent_dist.mean for part in clips.split(100)])
-    mean, std = means.mean((0, 2, 3, 4)), means.std((0, 2, 3, 4))
-    vae.register_to_config(latents_mean=mean.tolist(), latents_std=std.tolist())
-    return (means - mean[:, None, None, None]) / std[:, None, None, None]
+    def velocity(self, pipeline: Any, model: nn.ModuleDict, texts: Sequence[str]) -> Velocity:
+        """Return the prediction for captions of PROMPT_TOKENS tokens, and one zero token for all behind."""
+        read = pipeline.tokenizer(texts, padding="max_length", max_length=PROMPT_TOKENS, return_tensors="pt")
+        ids, mask = read.input_ids.to(pipeline.vae.device), read.attention_mask.to(pipeline.vae.device)
+        processor = with_repeated_tokens(model["transformer"])
+
+        def predict(latents: Tensor, sigma: Tensor, captions: Tensor, stock: Tensor) -> Tensor:
+            text = encode_captions(model["text_encoder"], ids[captions], mask[captions])
+            length = torch.where(stock, STOCK_TEXT_TOKENS, TEXT_TOKENS)
+            return predict_velocity(model["transformer"], processor, latents, sigma, text, length)
+
+        return predict
+
+    def held_out(self, count: int, tune: bool = False) -> list[str]:
+        """Return held-out captions; of `tune` and `report` together, since a split of this world is small."""
+        return in_turn([prompt.text for prompt in prompts("tune") + prompts("report")], count)
+
+    def truth(self, asked: str, rng: np.random.Generator) -> np.ndarray:
+        """Render a caption."""
+        return render(scene_of(asked), rng)
+
+    def score(self, clips: Tensor, texts: Sequence[str]) -> Score:
+        """Return the means of the scorer's parts."""
+        output = load_reward("moving_shapes")(RewardBatch(clips, texts))
+        return means({name: output.parts[name] for name in self.parts})
+
+    @torch.no_grad()
+    def reconstruct(self, pipeline: WanPipeline, clips: Tensor) -> Tensor:
+        """Return uint8 clips through the autoencoder and back."""
+        decoded = []
+        for chunk in clips.split(self.chunk):
+            video = pipeline.vae.decode(pipeline.vae.encode(to_unit(chunk)).latent_dist.mean).sample
+            decoded.append(to_clips(pipeline.video_processor.postprocess_video(video, output_type="np")))
+        return torch.cat(decoded)
+
+    def noise_shape(self, pipeline: WanPipeline) -> tuple[int, ...]:
+        """Return that of a clip's latents."""
+        return pipeline.vae.config.z_dim, 3, 4, 4
+
+    def media_of(self, output: Any) -> Tensor:
+        """Return a call's frames as clips."""
+        return to_clips(output.frames)
+
+    def settings(self, pipeline: WanPipeline) -> Iterator[tuple[str, dict[str, Any], None]]:
+        """Yield solvers, guidance scales and lengths; the pipeline has each solver in turn."""
+        stock = pipeline.scheduler
+        for solver, guidance, length in (
+            ("Euler", 1.0, TEXT_TOKENS),
+            ("UniPC", 1.0, TEXT_TOKENS),
+            ("UniPC", 1.0, STOCK_TEXT_TOKENS),
+            ("UniPC", 3.0, TEXT_TOKENS),
+            ("UniPC", 5.0, STOCK_TEXT_TOKENS),
+        ):
+            pipeline.scheduler = stock if solver == "UniPC" else FlowMatchEulerDiscreteScheduler(shift=FLOW_SHIFT)
+            options = {"guidance_scale": guidance, "max_sequence_length": length}
+            yield f"{solver}, guidance_scale={guidance:g}, max_sequence_length={length}", options, None
+
+    def record(self, recipe: Recipe) -> dict[str, Any]:
+        """Return batches and steps of the autoencoder."""
+        pictures, clips = recipe.vae_steps
+        batches = {"picture_batch": PICTURE_BATCH, "clip_batch": CLIP_BATCH}
+        return {"picture_steps": pictures, "clip_steps": clips, **batches, "train_prompts": len(prompts("train"))}
 
 
 class RepeatedTokenAttention(WanAttnProcessor):
@@ -139,152 +191,12 @@ def predict_velocity(
     ).sample
 
 
-def train_flow(
-    model: nn.ModuleDict,
-    latents: Tensor,
-    captions: Tensor,
-    tokens: dict[str, Tensor],
-    steps: int,
-    generator: torch.Generator,
-    log: Log,
-    on_step: Callable[[int, nn.ModuleDict], None] = lambda step, average: None,
-) -> nn.ModuleDict:
-    """Rectified flow with logit-normal times; returns the moving average of the weights.
-
-    Args:
-        model: "transformer" and "text_encoder", trained in place.
-        latents: (N, 8, 3, 4, 4), zero mean and unit variance.
-        captions: (N,) row of each clip's caption in `tokens`.
-        tokens: "input_ids" and "attention_mask", (captions, PROMPT_TOKENS); the last row is the empty caption.
-        steps: optimiser steps of `BATCH` clips.
-        generator: CPU generator of all randomness.
-        log: receives step, steps and loss.
-        on_step: receives the step and the moving average after it.
-    """
-    average = copy.deepcopy(model).requires_grad_(False)
-    processor = with_repeated_tokens(model["transformer"])
-    model.train()
-    optimizer = torch.optim.AdamW(model.parameters(), lr=1.5e-3, betas=(0.9, 0.99), weight_decay=0.01)
-    schedule = torch.optim.lr_scheduler.LambdaLR(optimizer, lambda i: warmup_cosine(i, 100, HORIZON))
-    empty = len(tokens["input_ids"]) - 1
-    for step in range(1, steps + 1):
-        rows = torch.randint(len(latents), (BATCH,), generator=generator)
-        clean = latents[rows]
-        noise = torch.randn(clean.shape, generator=generator).to(clean.device)
-        sigma = (torch.randn(len(rows), generator=generator) + 0.5).sigmoid().to(clean.device)
-        dropped = torch.rand(len(rows), generator=generator) < CAPTION_DROPOUT
-        caption = torch.where(dropped, empty, captions[rows])
-        stock = torch.rand(len(rows), generator=generator) < STOCK_SHARE
-        length = torch.where(stock, STOCK_TEXT_TOKENS, TEXT_TOKENS).to(clean.device)
-
-        text = encode_captions(model["text_encoder"], tokens["input_ids"][caption], tokens["attention_mask"][caption])
-        noisy = torch.lerp(clean, noise, sigma[:, None, None, None, None])
-        velocity = predict_velocity(model["transformer"], processor, noisy, sigma, text, length)
-        loss = F.mse_loss(velocity, noise - clean)
-        optimizer.zero_grad()
-        loss.backward()
-        nn.utils.clip_grad_norm_(model.parameters(), 1.0)
-        optimizer.step()
-        schedule.step()
-        decay = min(EMA_DECAY, step / (step + 10))
-        with torch.no_grad():
-            torch._foreach_lerp_(list(average.parameters()), list(model.parameters()), 1 - decay)
-        log(step, steps, loss)
-        on_step(step, average)
-    return average.eval()
+def to_clips(frames: Any) -> Tensor:
+    """Return a pipeline's "np" output, (N, F, H, W, 3) in [0, 1], as uint8 (N, F, 3, H, W)."""
+    return torch.from_numpy(np.asarray(frames)).permute(0, 1, 4, 2, 3).mul(255).round().to(torch.uint8).contiguous()
 
 
-def trained_vae(pipeline: Any, clips: Tensor, recipe: Recipe, device: torch.device) -> tuple[Any, float]:
-    """The pipeline's autoencoder, trained or taken from the recipe's folder, and the seconds that training took."""
-    kept = recipe.vae_folder
-    if kept is not None and (kept / "seconds.json").is_file():
-        vae = AutoencoderKLWan.from_pretrained(str(kept)).to(device).eval().requires_grad_(False)
-        return vae, float(json.loads((kept / "seconds.json").read_text()))
-    start = time.perf_counter()
-    vae = pipeline.vae.to(device)
-    train_vae(vae, clips, (recipe.picture_steps, recipe.clip_steps), recipe.seed, Log("vae"))
-    seconds = time.perf_counter() - start
-    if kept is not None:
-        vae.save_pretrained(kept)
-        (kept / "seconds.json").write_text(json.dumps(seconds))
-    return vae, seconds
-
-
-def build(recipe: Recipe) -> dict[str, object]:
-    """Train, save, measure and describe; returns what `build.json` holds."""
-    device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
-    clips, texts, captions = render_train_split(recipe)
-    print(f"rendered {len(clips)} clips of {len(texts) - 1} prompts", flush=True)
-    pipeline = build_pipeline("wan", [word for text in texts for word in text.split()], recipe.seed)
-    pipeline.set_progress_bar_config(disable=True)
-    vae, vae_seconds = trained_vae(pipeline, clips, recipe, device)
-    start = time.perf_counter()
-    latents = encode(vae, clips)
-    pipeline.register_modules(vae=vae)
-    model = nn.ModuleDict({name: getattr(pipeline, name) for name in TRAINED}).to(device)
-    read = pipeline.tokenizer(texts, padding="max_length", max_length=PROMPT_TOKENS, return_tensors="pt")
-    tokens = {name: read[name].to(device) for name in ("input_ids", "attention_mask")}
-
-    def watch(step: int, average: nn.ModuleDict) -> None:
-        if recipe.watch and step % recipe.watch == 0:
-            use(pipeline, average)
-            held_out = held_out_sample(recipe.samples)
-            print("held out", step, score(generate(pipeline, held_out, recipe.seed + 1), held_out), flush=True)
-
-    generator = torch.Generator().manual_seed(recipe.seed + 1)
-    average = train_flow(model, latents, captions, tokens, recipe.steps, generator, Log("flow"), watch)
-    use(pipeline, average)
-    save_pipeline(pipeline.to("cpu"), recipe.out)
-    seconds = vae_seconds + time.perf_counter() - start
-    print(f"saved {recipe.out} after {seconds:.0f} s; measuring", flush=True)
-    record = {
-        "seed": recipe.seed,
-        "picture_steps": recipe.picture_steps,
-        "picture_batch": PICTURE_BATCH,
-        "clip_steps": recipe.clip_steps,
-        "clip_batch": CLIP_BATCH,
-        "steps": recipe.steps,
-        "batch": BATCH,
-        "clips": len(clips),
-        "train_prompts": len(texts) - 1,
-        "machine": describe_machine(device, torch.get_num_threads()),
-        "vae_seconds": round(vae_seconds),
-        "training_seconds": round(seconds),
-        **measure(recipe.out, recipe.samples, seed=recipe.seed + 1),
-    }
-    (recipe.out / "build.json").write_text(json.dumps(record, indent=2) + "\n")
-    write_card(recipe.out, record)
-    return record
-
-
-def use(pipeline: Any, average: nn.ModuleDict) -> None:
-    """Put the averaged modules into the pipeline."""
-    pipeline.register_modules(**{name: average[name].eval() for name in TRAINED})
-
-
-def main(arguments: Sequence[str] | None = None) -> int:
-    """Command line."""
-    parser = builder_options(__doc__, "assets/tiny-wan")
-    parser.add_argument("--vae", type=Path, help="folder to keep the trained autoencoder in, or to take it from")
-    parser.add_argument("--picture-steps", type=int, default=800, help=f"VAE steps of {PICTURE_BATCH} pictures")
-    parser.add_argument("--clip-steps", type=int, default=1000, help=f"VAE steps of {CLIP_BATCH} clips")
-    parser.add_argument("--steps", type=int, default=1200, help=f"transformer steps of {BATCH} clips")
-    parser.add_argument("--watch", type=int, default=0, help="print held-out scores every so many transformer steps")
-    parser.add_argument("--measure-only", action="store_true", help="score what is in --out and rewrite its card")
-    options = parser.parse_args(arguments)
-    torch.set_num_threads(options.threads)
-    if options.measure_only:
-        print(
-            json.dumps(measure_again(options.out, 2 if options.tiny else Recipe.samples, measure, write_card), indent=2)
-        )
-        return 0
-    steps = (options.picture_steps, options.clip_steps, options.steps)
-    recipe = Recipe(options.seed, options.out, *steps, options.vae, watch=options.watch)
-    if options.tiny:
-        recipe = Recipe(options.seed, options.out, 2, 2, 2, clips_per_prompt=1, samples=2)
-    print(json.dumps(build(recipe), indent=2))
-    return 0
-
+WORLD = Moving()
 
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(main(WORLD, __doc__))

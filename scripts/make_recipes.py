@@ -1,75 +1,192 @@
-"""Write into the header of every real-size recipe what `diffrl plan` expects of its memory.
+"""Write every recipe of real size, and their table in docs/recipes.md, from the tables in configs/src/.
 
     python scripts/make_recipes.py [--check]
 
-Recipes are configs/<family>/*.yaml of all families; the rest of each file is written by hand. With --check nothing is
-written, and the exit code is 1 if a header is out of date.
+With --check nothing is written, and the exit code is 1 if a file is not what the tables and the planner say.
 """
 
 import argparse
-import re
+import shlex
 import sys
+import tempfile
+import textwrap
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
+from string import Template
+from typing import Any
+
+import yaml
+from recipe_tables import ROOT, Dumper, Recipe, recipes, tables
 
 from diffrl.config import load_config
 from diffrl.cost.plan import make_plan, size_text
-from diffrl.models.families import FAMILIES
 
-ROOT = Path(__file__).parent.parent
-HEADER = re.compile(r"^# Memory: about (.+) a process \(diffrl plan --processes (\d+)\)\.$", re.MULTILINE)
+WIDTH = 119
+"""Columns of a recipe's lines."""
+SHORT_LIST = 60
+"""Columns of a list that is written in one line."""
+JOINED = "\N{NO-BREAK SPACE}"
+"""Stands between the words of an override that no line may part."""
+PAGE = ROOT / "docs" / "recipes.md"
+BEGIN, END = "<!-- recipes: begin -->", "<!-- recipes: end -->"
 
 
-def recipes() -> list[Path]:
-    """Every real-size recipe."""
-    return [path for family in FAMILIES for path in sorted((ROOT / "configs" / family).glob("*.yaml"))]
-
-
-def expected(path: Path, processes: int) -> str:
-    """A recipe's memory per process, as `diffrl plan` prints it.
+def memory(body: str, processes: int, overrides: Sequence[str] = ()) -> str:
+    """Return what the planner expects of a configuration's memory a process.
 
     Raises:
         ValueError: there is no estimate.
     """
-    memory = make_plan(load_config(path), processes).memory
-    if memory is None:
-        raise ValueError(f"{path}: the memory of this model is not known")
-    return size_text(memory.peak)
+    with tempfile.TemporaryDirectory() as folder:
+        file = Path(folder, "recipe.yaml")
+        file.write_text(body, encoding="utf-8")
+        expected = make_plan(load_config(file, overrides), processes).memory
+    if expected is None:
+        raise ValueError("the memory of this model is not known")
+    return size_text(expected.peak)
 
 
-def stated(path: Path) -> tuple[str, int]:
-    """The memory in a recipe's header, and the number of processes that it is for.
-
-    Raises:
-        ValueError: there is none, or more than one.
-    """
-    found = HEADER.findall(path.read_text(encoding="utf-8"))
-    if len(found) != 1:
-        raise ValueError(f"{path}: the header must hold one line like '{HEADER.pattern}'")
-    size, processes = found[0]
-    return size, int(processes)
+def text(recipe: Recipe) -> str:
+    """Return a recipe's file."""
+    body = "\n".join(_sections(recipe.settings)) + "\n"
+    asked = {"memory": "", **recipe.layers.get("figures", {})}
+    figures = {name: memory(body, recipe.processes, shlex.split(words)) for name, words in asked.items()}
+    return "\n".join([*_header(recipe, recipe.layers["facts"] | figures), "", body])
 
 
-def refresh(path: Path) -> bool:
-    """Bring a header up to date; whether it had to change."""
-    before = path.read_text(encoding="utf-8")
-    size = expected(path, stated(path)[1])
-    after = HEADER.sub(lambda line: f"# Memory: about {size} a process (diffrl plan --processes {line[2]}).", before)
-    path.write_text(after, encoding="utf-8")
-    return after != before
+def _header(recipe: Recipe, facts: Mapping[str, str]) -> Iterator[str]:
+    layers, file = recipe.layers, recipe.path.relative_to(ROOT)
+    about = _filled(f"{layers['name']} on {layers['title']}: {layers['about']}.", facts)
+    pages = f"docs/methods/{layers.get('page', recipe.preset)}.md, docs/recipes.md{layers['more_pages']}"
+    yield "# yaml-language-server: $schema=../schema.json"
+    yield "#"
+    yield from _wrapped(about, pages) if len(about) <= WIDTH - 2 else _wrapped(f"{about} {pages}")
+    yield "#"
+    if recipe.processes == 1:
+        yield f"#   diffrl train {file}"
+    else:
+        yield f"#   accelerate launch --multi_gpu --num_processes {recipe.processes} scripts/train.py {file}"
+        yield f"#   diffrl plan {file} --processes {recipe.processes}        # what it costs, without running it"
+    yield "#"
+    yield from _wrapped(f"Hardware: {layers['hardware']}")
+    yield from _wrapped(f"Memory: about {facts['memory']} a process (diffrl plan --processes {recipe.processes}).")
+    for label, key in (("Note: ", "note"), ("From ", "from"), ("Ours: ", "ours"), ("Prompts and rewards: ", "prompts")):
+        if words := layers["header"].get(key):
+            yield from _wrapped(label + _filled(words, facts))
+    yield "# Others, as overrides (docs/recipes.md):"
+    for name, override in recipe.others.items():
+        words = (shlex.quote(f"{key}={_flow(value)}").replace(" ", JOINED) for key, value in override.items())
+        yield from (
+            f"#   {line[2:]}" for line in _wrapped(f"- {_filled(name, facts)}: {' '.join(words)}", width=WIDTH - 2)
+        )
+
+
+def _wrapped(*paragraphs: str, width: int = WIDTH) -> Iterator[str]:
+    """Comment lines, all but the first indented."""
+    lines = [line for words in paragraphs for line in textwrap.wrap(words, width - 2, break_on_hyphens=False)]
+    for i, line in enumerate(lines):
+        yield f"# {'  ' * bool(i)}{line.replace(JOINED, ' ')}"
+
+
+def _filled(words: str, facts: Mapping[str, str]) -> str:
+    return Template(words).substitute(facts)
+
+
+def _sections(settings: Mapping[str, Any]) -> Iterator[str]:
+    """The configuration, a line for each section or for each of its keys."""
+    comments = tables()["comments"]
+    for name, keys in tables()["order"].items():
+        section = settings[name]
+        if isinstance(section, list):
+            yield from _entry(name, section)
+            continue
+        notes = {key: f"  # {comments[f'{name}.{key}']}" for key in section if f"{name}.{key}" in comments}
+        line = f"{name}: {_flow(section)}"
+        if keys is None and len(line) <= WIDTH and (len(section) == 1 or not notes):
+            yield line + "".join(notes.values())
+            continue
+        yield f"{name}:"
+        for key in sorted(section, key=(keys or list(section)).index):
+            yield from (f"  {line}{notes.get(key, '')}" for line in _entry(key, section[key]))
+
+
+def _entry(key: str, value: Any) -> Iterator[str]:
+    """A key and its value in one line, or a long list with a line for each of its elements."""
+    if isinstance(value, list) and len(_flow(value)) > SHORT_LIST:
+        yield f"{key}:"
+        yield from (f"  - {_flow(element)}" for element in value)
+    else:
+        yield f"{key}: {_flow(value)}"
+
+
+def _flow(value: Any) -> str:
+    """A value in one line."""
+    line = yaml.dump([value], Dumper=Dumper, default_flow_style=True, width=sys.maxsize, sort_keys=False)
+    return line.strip()[1:-1]
+
+
+def table() -> str:
+    """Return the table of docs/recipes.md: what recipes are trained on and what they are measured by."""
+    rows: dict[tuple[str, ...], dict[str, list[str]]] = {}
+    everywhere: Counter[tuple[str, str]] = Counter()
+    for recipe in recipes():
+        media = ", ".join(recipe.layers["media"])
+        prompts = recipe.settings["prompts"]["train"].removesuffix("@train")
+        called = tables()["datasets"].get(prompts, f"`{prompts}`")
+        row = media, called, _named(recipe.settings["rewards"]), _named(recipe.settings["eval"]["rewards"])
+        rows.setdefault(row, {}).setdefault(recipe.preset, []).append(recipe.family)
+        everywhere[media, recipe.preset] += 1
+    lines = ["| media | recipes | prompts | trained on | held out |", "|---|---|---|---|---|"]
+    for (media, *words), presets in rows.items():
+        some = {name: families for name, families in presets.items() if len(families) < everywhere[media, name]}
+        names = (f"`{name}` ({', '.join(some[name])})" if name in some else f"`{name}`" for name in presets)
+        lines.append(f"| {' | '.join((media, ', '.join(names), *words))} |")
+    return "\n".join(lines)
+
+
+def _named(rewards: Sequence[Mapping[str, Any]]) -> str:
+    """Rewards by their names, as which they are recorded, and their weights."""
+    names = [f"`{reward.get('label', reward['name'])}`" for reward in rewards]
+    weights = [f" x {reward['weight']}" if "weight" in reward else "" for reward in rewards]
+    return ", ".join(name + weight for name, weight in zip(names, weights, strict=True))
+
+
+def copies() -> Iterator[tuple[Path, str]]:
+    """Recipes that are those of another folder, with words replaced."""
+    for folder, copy in tables()["copies"].items():
+        for source in sorted((ROOT / "configs" / copy["of"]).glob("*.yaml")):
+            if source.stem not in copy["without"]:
+                words = source.read_text(encoding="utf-8")
+                for before, after in copy["replace"].items():
+                    words = words.replace(before, after)
+                yield ROOT / "configs" / folder / source.name, words
+
+
+def files() -> Iterator[tuple[Path, str]]:
+    """Every file that is made of the tables, and what it should hold."""
+    yield from ((recipe.path, text(recipe)) for recipe in recipes())
+    yield from copies()
+    before, _, rest = PAGE.read_text(encoding="utf-8").partition(BEGIN)
+    yield PAGE, f"{before}{BEGIN}\n{table()}\n{END}{rest.partition(END)[2]}"
 
 
 def main() -> None:
-    """Refresh all headers, or check them."""
+    """Write all files, or check them."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--check", action="store_true")
     check = parser.parse_args().check
-    old = 0
-    for path in recipes():
-        changed = stated(path)[0] != expected(path, stated(path)[1]) if check else refresh(path)
-        old += changed
-        if changed:
-            print(f"{path.relative_to(ROOT)}: {'out of date' if check else stated(path)[0]}")
-    sys.exit(1 if check and old else 0)
+    stale = 0
+    for file, expected in files():
+        if file.exists() and file.read_text(encoding="utf-8") == expected:
+            continue
+        stale += 1
+        print(
+            f"{file.relative_to(ROOT)}: {'differs from what configs/src/ and the planner say' if check else 'written'}"
+        )
+        if not check:
+            file.write_text(expected, encoding="utf-8")
+    sys.exit(1 if check and stale else 0)
 
 
 if __name__ == "__main__":

@@ -10,10 +10,10 @@ from pathlib import Path
 from urllib.parse import unquote
 
 from reward_models.base import ScorerSpec
-from reward_models.registry import SCORERS
-from reward_models.scoring.choices import factory_of
+from reward_models.registry import SCORERS, factory_of
 
 PAGE = Path(__file__).resolve().parent.parent / "docs" / "rewards.md"
+NEEDS = {"prompt": "prompt", "source": "the image that was edited", "group": "its group"}
 BEGIN, END = "<!-- scorers: begin -->", "<!-- scorers: end -->"
 
 
@@ -34,9 +34,7 @@ def tables() -> str:
     ]
     for name, spec in specs().items():
         direction = "" if spec.higher_is_better else ", lower is better"
-        needs = [*(["prompt"] if spec.uses_prompt else []), *(f"`{key}`" for key in spec.requires)]
-        needs += ["the image that was edited"] if spec.uses_source else []
-        needs += ["its group"] if spec.scope == "group" else []
+        needs = [NEEDS.get(need, f"`{need}`") for need in spec.needs]
         usual = "" if spec.scaling == (0.0, 1.0) else f"{spec.scaling[0]:g}, {spec.scaling[1]:g}"
         cells = (
             f"`{name}`",

@@ -144,17 +144,17 @@ def shared(table: str, out: Path) -> str:
 
 def request(group: Group, out: Path, jobs: int | None, seeds: int | None = None) -> CompareRequest:
     """What a group asks of `diffrl compare`."""
-    arms = tuple(f"{label}: {settings}" for label, settings in group.arms.items())
+    arms = [f"{label}: {settings}" for label, settings in group.arms.items()]
     return CompareRequest(
-        arms,
         out,
-        f"evaluations={group.budget}",
-        min(group.seeds, seeds or group.seeds),
-        group.evals,
+        configs=arms,
+        budget=f"evaluations={group.budget}",
+        seeds=min(group.seeds, seeds or group.seeds),
+        evals=group.evals,
         jobs=jobs,
         prices=group.prices,
         variety=group.variety,
-        guidance=group.guidance,
+        guidance=list(group.guidance),
     )
 
 

@@ -11,10 +11,9 @@ from functools import partial
 
 import torch
 import torch.nn.functional as F
-from build_tiny_pipeline import warmup_cosine
 from diffusers import AutoencoderKLWan
 from diffusers.models.autoencoders.autoencoder_kl_wan import WanCausalConv3d
-from tiny_video_pipeline_card import to_unit
+from tiny_builder import warmup_cosine
 from torch import Tensor, nn
 
 PICTURE_BATCH = 16
@@ -76,7 +75,11 @@ def train_vae(vae: AutoencoderKLWan, clips: Tensor, steps: tuple[int, int], seed
         del module.forward
     repeat_through_time(vae)
     _fit(vae, clips, CLIP_BATCH, steps[1], generator, log)
-    vae.eval().requires_grad_(False)
+
+
+def to_unit(clips: Tensor) -> Tensor:
+    """Return uint8 clips (N, F, 3, H, W) as the autoencoder takes them: float32 (N, 3, F, H, W) in [-1, 1]."""
+    return clips.transpose(1, 2).float() / 127.5 - 1
 
 
 def _fit(

@@ -31,6 +31,16 @@ WORDS = (
 )
 
 
+@pytest.fixture
+def threads() -> Iterator[None]:
+    """A script may set how many threads torch has."""
+    import torch
+
+    before = torch.get_num_threads()
+    yield
+    torch.set_num_threads(before)
+
+
 @pytest.fixture(autouse=True)
 def _own_attention_backend() -> Iterator[None]:
     """diffusers keeps the attention backend for the whole process: a test that chose one leaves none to the next."""

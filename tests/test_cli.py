@@ -438,7 +438,7 @@ def test_generate_says_what_it_lacks(random_sd3, tmp_path, capsys):
 def test_an_exported_lora_loads_in_plain_diffusers_and_changes_pictures_the_same_way(runs, random_sd3, tmp_path):
     from diffusers import StableDiffusion3Pipeline
 
-    from diffrl.run.aligned import load_aligned
+    from diffrl.run.checkpoints import load_aligned
 
     assert run("export", runs["lora"], "--out", tmp_path / "lora") == 0
     plain = StableDiffusion3Pipeline.from_pretrained(random_sd3)
@@ -455,7 +455,7 @@ def test_an_exported_lora_loads_in_plain_diffusers_and_changes_pictures_the_same
 def test_an_exported_full_fine_tune_is_a_whole_pipeline(runs, tmp_path):
     from diffusers import StableDiffusion3Pipeline
 
-    from diffrl.run.aligned import load_aligned
+    from diffrl.run.checkpoints import load_aligned
 
     assert run("export", runs["full"], "--out", tmp_path / "full") == 0
     plain = StableDiffusion3Pipeline.from_pretrained(tmp_path / "full")

@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 import yaml
 
+from diffrl.bundled import recipes
 from diffrl.config.load import config_schema
 
 ROOT = Path(__file__).parent.parent
@@ -92,7 +93,7 @@ def test_make_targets_of_the_pages_exist():
         assert set(named) <= targets
 
 
-@pytest.mark.parametrize("path", sorted((ROOT / "configs").rglob("*.yaml")), ids=lambda path: path.stem)
+@pytest.mark.parametrize("path", recipes().values(), ids=lambda path: path.stem)
 def test_a_configuration_begins_with_its_command_and_its_schema(path):
     text = path.read_text(encoding="utf-8")
     schema = re.search(r"^# yaml-language-server: \$schema=(\S+)", text)

@@ -3,6 +3,7 @@
 import os
 import sqlite3
 import stat
+from types import SimpleNamespace
 
 import pytest
 
@@ -93,3 +94,22 @@ def test_files_get_the_mode_of_new_ones(tmp_path, mask, mode):
         os.umask(before)
     assert {stat.S_IMODE(file.stat().st_mode) for file in (tmp_path / "x", inner / "y")} == {mode}
     assert sorted(os.listdir(tmp_path)) == ["a", "x"]
+
+
+def test_ranks_that_write_into_one_folder_do_not_meet(tmp_path, monkeypatch):
+    """Another rank asks for the mode of its own file while this one looks at the file that has it."""
+    mine, other = tmp_path / "part-0", tmp_path / "part-1"
+    for path in (mine, other):
+        path.write_bytes(b"x")
+    reads = []
+
+    def read(mode):
+        if not reads:
+            reads.append(mode)
+            follow_umask(other)
+        return stat.S_IMODE(mode)
+
+    monkeypatch.setattr("diffrl.files.stat", SimpleNamespace(S_IMODE=read))
+    follow_umask(mine)
+    assert {path.name for path in tmp_path.iterdir()} == {"part-0", "part-1"}
+    assert mine.stat().st_mode == other.stat().st_mode

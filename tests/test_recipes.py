@@ -1,34 +1,29 @@
-"""Every recipe loads, keeps its preset's method and says what it needs; tests/training/test_presets.py runs them."""
+"""Recipes are what their tables make of them, keep their preset's method and ask for what can be had.
+
+tests/training/test_presets.py runs them.
+"""
 
 import re
 import shlex
 from pathlib import Path
 
 import pytest
+from make_recipes import files, memory
+from recipe_tables import SOURCES, make_recipe, recipes, tables
 
+from diffrl.bundled import recipes as shipped
 from diffrl.config import load_config
-from diffrl.config.idle import idle_notes
+from diffrl.config.idle import unused_keys
 from diffrl.data.prompts import load_prompts
 from diffrl.data.worlds import TOYS
-from reward_models.scoring.choices import factory_of
-from tests.training.test_presets import PRESETS
+from reward_models.registry import factory_of
 
 ROOT = Path(__file__).parents[1]
 NEWER = ("qwen_image", "z_image", "flux2_klein")
-FAMILIES = ("sd3", "flux", "sana", "wan", "hunyuan_video", *NEWER)
-EDITING = ("flux_kontext", "qwen_image_edit", "wan_i2v")
-LARGE = [*((family, preset) for family in FAMILIES for preset in PRESETS), *((family, "diffrl") for family in EDITING)]
-SMALL = ("configs/sd3/24gb.yaml", "configs/flux/24gb.yaml")
-RECIPES = (*(f"configs/{family}/{preset}.yaml" for family, preset in LARGE), *SMALL)
-
-
-@pytest.fixture
-def make_recipes(monkeypatch):
-    monkeypatch.syspath_prepend(str(ROOT / "scripts"))
-    import make_recipes
-
-    return make_recipes
-
+MADE = recipes()
+RECIPES = [f"configs/{recipe.name}.yaml" for recipe in MADE]
+LARGE = [(recipe.family, recipe.preset) for recipe in MADE if recipe.preset != "24gb"]
+SMALL = [recipe for recipe in MADE if recipe.preset == "24gb"]
 
 NOISE = {"tp_grpo": "cps", "branch_grpo": "dance_sde", "branch_grpo_mix": "dance_sde"}
 """Presets whose real sizes have the published noise, where the tiny recipes have Flow-GRPO's."""
@@ -50,32 +45,51 @@ def method_of(config):
     }
 
 
-def test_these_are_all_recipes(make_recipes):
-    assert sorted(path.relative_to(ROOT).as_posix() for path in make_recipes.recipes()) == sorted(RECIPES)
+def test_every_file_is_what_the_tables_and_the_planner_say():
+    stale = [file.relative_to(ROOT) for file, text in files() if file.read_text(encoding="utf-8") != text]
+    assert not stale, f"python scripts/make_recipes.py rewrites {stale}"
+
+
+def test_these_are_all_recipes():
+    """None lies beside them that the tables do not have, and their tables are no recipes."""
+    by_hand = {name for name in shipped() if name.startswith("tiny-") or "/" not in name}
+    assert {recipe.name for recipe in MADE} == set(shipped()) - by_hand
+    assert not any(path.is_relative_to(SOURCES) for path in shipped().values())
+
+
+@pytest.mark.parametrize("exception", tables()["exceptions"], ids=lambda e: f"{e['families'][0]}/{e['presets'][0]}")
+def test_an_exception_says_why_and_changes_each_of_its_recipes(exception, monkeypatch):
+    assert exception["because"]
+    others = [one for one in tables()["exceptions"] if one is not exception]
+    names = [(family, preset) for family in exception["families"] for preset in exception["presets"]]
+    before = [make_recipe(*name) for name in names]
+    monkeypatch.setitem(tables(), "exceptions", others)
+    for recipe, name in zip(before, names, strict=True):
+        assert recipe != remade(*name), name
+
+
+def remade(family, preset):
+    """A recipe, or None where it cannot be made without a fact that its exception has."""
+    try:
+        return make_recipe(family, preset)
+    except KeyError:
+        return None
 
 
 @pytest.mark.parametrize("recipe", RECIPES)
-def test_a_recipe_is_whole(recipe, make_recipes):
-    """It loads, names prompts and scorers that exist for its medium, and its header holds what `diffrl plan` says."""
+def test_a_recipe_is_whole(recipe):
+    """It loads, and names prompts and scorers that exist for its medium; its header names its method's page."""
     path = ROOT / recipe
     config = load_config(path)
-    assert config.model.family == path.parent.name
-    assert config.run.name == f"{path.parent.name}-{path.stem.replace('_', '-')}"
     it_asks_for_what_can_be_had(config)
     for source in (config.prompts.train, config.prompts.eval):  # toys teach a model of real size nothing
         assert source.partition(":")[0] not in TOYS
     assert not any("shapes" in reward.name for reward in (*config.rewards, *config.eval.rewards))
     assert config.guards.reward_hacking.action != "off"  # and there is something that it can see
     assert {reward.key for reward in config.eval.rewards} - {reward.key for reward in config.rewards}
-    size, processes = make_recipes.stated(path)
-    assert size == make_recipes.expected(path, processes)
     header = path.read_text().split("\n\n")[0]
-    launch = f"scripts/train.py {recipe}" if processes > 1 else f"diffrl train {recipe}"
-    assert launch in header and f"--num_processes {processes}" * (processes > 1) in header
-    assert re.search(r"^# Hardware: .+\.$", header, re.MULTILINE) and "# Ours: " in header
-    assert "# Prompts and rewards: " in header
-    page = re.search(r"docs/methods/\w+\.md", header)
-    assert (ROOT / page[0]).is_file()
+    assert "# Ours: " in header and "# Prompts and rewards: " in header
+    assert (ROOT / re.search(r"docs/methods/\w+\.md", header)[0]).is_file()
 
 
 def it_asks_for_what_can_be_had(config):
@@ -109,10 +123,10 @@ def test_what_the_header_offers_instead_is_valid(recipe):
         it_asks_for_what_can_be_had(load_config(ROOT / recipe, shlex.split(words)))
 
 
-@pytest.mark.parametrize("recipe", SMALL)
-def test_small_recipes_fit(recipe, make_recipes):
-    size, processes = make_recipes.stated(ROOT / recipe)
-    assert processes == 1 and size.endswith("GiB") and float(size.split()[0]) < 24 * 1e9 / 2**30
+@pytest.mark.parametrize("recipe", SMALL, ids=lambda recipe: recipe.name)
+def test_small_recipes_fit(recipe):
+    size = memory(recipe.path.read_text(encoding="utf-8"), recipe.processes)
+    assert recipe.processes == 1 and size.endswith("GiB") and float(size.split()[0]) < 24 * 1e9 / 2**30
 
 
 @pytest.mark.parametrize(("family", "preset"), LARGE)
@@ -132,4 +146,4 @@ def test_a_preset_keeps_its_method(family, preset):
         assert (expected["credit"].combine, found["credit"].combine) == ("sum", "gdpo")
         expected["credit"] = expected["credit"].model_copy(update={"combine": "gdpo"})
     assert found == expected
-    assert not idle_notes(large) and not idle_notes(tiny)
+    assert not unused_keys(large) and not unused_keys(tiny)

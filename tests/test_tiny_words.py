@@ -1,23 +1,22 @@
 """The trained tiny pipeline in assets/tiny-words and the script that builds it."""
 
-import importlib
 import json
 from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
+from build_tiny_words import WORLD
 from diffusers import StableDiffusion3Pipeline
+from tiny_builder import Recipe, main
+from tiny_card import card
 
-from diffrl.config import load_config
 from diffrl.data.words import HEIGHT, WIDTH, parse_prompt, prompts, words
 from diffrl.data.worlds import SPLITS
 from reward_models import load_reward
-from tests.training.test_presets import PRESETS
 
 ROOT = Path(__file__).parents[1]
 ASSET = ROOT / "assets" / "tiny-words"
-RECIPES = sorted((ROOT / "configs" / "tiny-words").glob("*.yaml"))
 
 
 @pytest.fixture(scope="module")
@@ -26,14 +25,6 @@ def pipeline():
     loaded = StableDiffusion3Pipeline.from_pretrained(str(ASSET))
     loaded.set_progress_bar_config(disable=True)
     return loaded
-
-
-@pytest.fixture
-def builder(monkeypatch):
-    monkeypatch.syspath_prepend(str(ROOT / "scripts"))
-    threads = torch.get_num_threads()
-    yield importlib.import_module("build_tiny_words")
-    torch.set_num_threads(threads)
 
 
 def test_the_asset_is_small_and_says_its_size():
@@ -62,8 +53,8 @@ def test_a_word_in_quotes_is_spelled_letter_by_letter(pipeline):
                 assert len(tokens) + 2 <= tokenizer.model_max_length
 
 
-def test_no_held_out_word_is_drawn_for_training(builder, tmp_path):
-    pictures, captions, rows = builder.draw_signs(builder.Recipe(0, tmp_path, 1, 1, pictures=2000))
+def test_no_held_out_word_is_drawn_for_training(tmp_path):
+    pictures, captions, rows = WORLD.render(Recipe(0, tmp_path, (1,), 1, count=2000, samples=1))
     assert pictures.shape == (2000, 3, HEIGHT, WIDTH) and captions[-1] == "" and len(set(captions)) == len(captions)
     drawn = [parse_prompt(captions[row]).word for row in rows]
     assert not set(drawn) & {*words("tune"), *words("report")}
@@ -90,36 +81,22 @@ def score(pictures, asked):
 
 def test_the_card_says_what_was_measured():
     record = json.loads((ASSET / "build.json").read_text())
-    card, scores = (ASSET / "README.md").read_text(), record["scores"]
+    scores = record["scores"]
     assert scores["rendered truth"]["exact"] >= 0.97
     assert scores["rendered truth, prompts of other pictures"]["exact"] <= 0.01
     assert scores["VAE reconstruction"]["exact"] >= 0.93
     assert 0.08 <= scores["generated, held-out words, guidance_scale=1, max_sequence_length=1"]["exact"] <= 0.4
-    for name, one in scores.items():
-        assert f"| {name} | {one['exact']:.3f} | {one['partial']:.3f} |" in card
-
-
-@pytest.mark.parametrize("path", RECIPES, ids=lambda path: path.stem)
-def test_a_recipe_is_its_preset_in_another_world(path):
-    config = load_config(path)
-    preset = "diffrl" if path.stem == "quickstart" else path.stem
-    shapes = load_config(ROOT / f"configs/tiny-sd3/{preset}.yaml")
-    assert (config.objective.kind, config.credit) == (shapes.objective.kind, shapes.credit)
-    assert config.rollout.stochastic == shapes.rollout.stochastic and config.rollout.explore == shapes.rollout.explore
-    assert (config.prompts.train, config.prompts.eval) == ("words:train", "words:tune")
-    assert config.model.path == "assets/tiny-words"
-    assert [reward.name for reward in config.rewards] == ["ocr", "ocr_exact"]
-    assert all(reward.options == {"detect": False} for reward in (*config.rewards, *config.eval.rewards))
-
-
-def test_every_preset_has_its_recipe():
-    assert {path.stem for path in RECIPES} == {*PRESETS, "quickstart"}
+    assert (ASSET / "README.md").read_text() == card(record, WORLD)
 
 
 @pytest.mark.slow
-def test_the_build_is_the_same_for_the_same_seed(builder, tmp_path):
+def test_the_build_is_the_same_for_the_same_seed(tmp_path, threads):
     def build(name, seed):
-        builder.main(["--tiny", "--threads", "1", "--seed", str(seed), "--out", str(tmp_path / name)])
+        main(
+            WORLD,
+            None,
+            ["--tiny", "--threads", "1", "--seed", str(seed), "--out", str(tmp_path / name)],
+        )
         files = sorted((tmp_path / name).rglob("*.safetensors"))
         return {str(file.relative_to(tmp_path / name)): file.read_bytes() for file in files}
 

@@ -8,6 +8,8 @@ from typing import Annotated
 import typer
 
 from diffrl.cli.shared import OverridesArgument, app, console, load, quiet
+from diffrl.doctor.request import DoctorRequest
+from reward_models.common.options import grouped
 
 
 @app.command()
@@ -51,21 +53,8 @@ def demo(overrides: OverridesArgument = None) -> None:
 
 
 @app.command()
-def doctor(
-    out: Annotated[Path, typer.Option(help="Folder for doctor.json and doctor.md; it must be new or empty.")] = Path(
-        "doctor"
-    ),
-    gpu: Annotated[
-        bool | None, typer.Option("--gpu/--cpu", help="Where to look. Default: the GPU if there is one.")
-    ] = None,
-    minutes: Annotated[
-        float, typer.Option(min=0.1, max=600, help="What takes longer is left out, and says so.")
-    ] = 30.0,
-    only: Annotated[
-        list[str] | None,
-        typer.Option(help="Ask this section alone: parity, kernels, precisions, life, iterations, speed. Repeatable."),
-    ] = None,
-) -> None:
+@grouped
+def doctor(*, request: DoctorRequest) -> None:
     """Examine this machine: does it compute what training needs, as exactly, in the memory and at the speed planned?
 
     diffrl doctor --gpu
@@ -73,8 +62,7 @@ def doctor(
     Nothing is downloaded: weights are random. Exit code: 0; 2 for a mistake in what was asked; 3 if a row failed.
     """
     quiet()
-    from diffrl.doctor.command import DoctorRequest, examine
+    from diffrl.doctor.command import examine
 
-    found = examine(DoctorRequest(out, gpu, minutes, tuple(only or ())), typer.echo)
-    if any(outcome.status == "fail" for outcome in found):
+    if any(outcome.status == "fail" for outcome in examine(request, typer.echo)):
         raise typer.Exit(3)

@@ -6,11 +6,11 @@ from dataclasses import replace
 
 from diffrl.cli.shared import app, quiet
 from diffrl.draw import DrawOptions, draw_pictures, folder_to_draw_into
-from reward_models.cli import ScoreCommand, add_commands, score_files
+from reward_models.cli import add_commands, score_files
 from reward_models.common.options import Paths, ResultOptions, Reward, RewardOptions, SampleOptions, grouped
 
 
-@app.command(cls=ScoreCommand)
+@app.command()
 @grouped
 def score(
     *,

@@ -94,7 +94,7 @@ def load(config: Path, overrides: Sequence[str] | None) -> Config:
 
 def choice(step: int | None, best: bool, run: Path | None, option: str = "--run") -> Any:
     """The checkpoint that --step and --best ask for."""
-    from diffrl.run.choose import Choice, require_choice
+    from diffrl.run.checkpoints import Choice, require_choice
 
     chosen = Choice(step, best)
     require_choice(chosen, run, option)

@@ -78,7 +78,7 @@ def train(
         from diffrl.lifecycle import train as start
 
         if init_from is not None:
-            from diffrl.run.initial import begin_with
+            from diffrl.run.start_weights import begin_with
 
             resolved = begin_with(resolved, init_from, begun, typer.echo)
         start(resolved, console(), accept_changed_inputs=accept_changed_inputs)

@@ -9,7 +9,7 @@ from diffrl.config.objective import CrdSettings, NftSettings, SampleSettings
 from diffrl.config.schema import Config
 
 
-def idle_notes(config: Config) -> tuple[str, ...]:
+def unused_keys(config: Config) -> tuple[str, ...]:
     """A sentence for each reason why keys of the objective that were given do nothing."""
     o = config.objective
     given = {f"objective.{key}" for key in o.model_fields_set}

@@ -12,7 +12,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
-from diffrl.config.idle import idle_notes
+from diffrl.config.idle import unused_keys
 from diffrl.config.phases import Cycle, phases
 from diffrl.config.schema import Config
 from diffrl.cost.flops import evaluation_flops
@@ -258,7 +258,7 @@ def make_plan(config: Config, world_size: int = 1) -> Plan:
         flops=evaluation_flops(config),
         tree_evaluations=shown,
         velocities={name: groups * count for name, count in per_iteration.items()},
-        notes=(*notes, *idle_notes(config), *tree_notes(config, shown)),
+        notes=(*notes, *unused_keys(config), *tree_notes(config, shown)),
     )
 
 

@@ -9,13 +9,14 @@ import sys
 import time
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
 import torch
 
 from diffrl.doctor.machine import describe
+from diffrl.doctor.request import DoctorRequest
 from diffrl.doctor.rows import LONGEST, RUNNING, Budget, Outcome, read_answers, write_answers
 from diffrl.errors import ConfigError, NotHereError
 from diffrl.registry import resolve
@@ -44,23 +45,6 @@ GRACE = 60.0
 """Seconds that a section may take beyond its time, for the row that it had begun."""
 
 
-@dataclass(frozen=True)
-class DoctorRequest:
-    """What `diffrl doctor` is asked for.
-
-    Args:
-        out: folder of the report, new or empty.
-        gpu: True needs a CUDA device, False stays on the CPU, None takes what is there.
-        minutes: in all; rows that would take longer are left out and say so.
-        sections: names of `SECTIONS`; empty means all.
-    """
-
-    out: Path
-    gpu: bool | None = None
-    minutes: float = 30.0
-    sections: Sequence[str] = ()
-
-
 def examine(request: DoctorRequest, tell: Callable[[str], None]) -> list[Outcome]:
     """Ask everything, and write doctor.json and doctor.md.
 
@@ -72,7 +56,8 @@ def examine(request: DoctorRequest, tell: Callable[[str], None]) -> list[Outcome
         ConfigError: no such section, or the folder is not empty.
         NotHereError: a CUDA device was asked for, and there is none.
     """
-    if unknown := sorted(set(request.sections) - SECTIONS.keys()):
+    sections = request.only or SECTIONS
+    if unknown := sorted(set(sections) - SECTIONS.keys()):
         raise ConfigError(f"--only must be one of {', '.join(SECTIONS)}. Got {show(unknown)}.")
     if request.out.exists() and (not request.out.is_dir() or any(request.out.iterdir())):
         raise ConfigError(f"--out must be new or empty. Got {request.out}. Name another folder.")
@@ -81,7 +66,7 @@ def examine(request: DoctorRequest, tell: Callable[[str], None]) -> list[Outcome
     device = torch.device("cpu" if request.gpu is False or not torch.cuda.is_available() else "cuda")
     request.out.mkdir(parents=True, exist_ok=True)
     start, budget, outcomes = time.monotonic(), Budget(60 * request.minutes), []
-    for section in request.sections or SECTIONS:
+    for section in sections:
         tell(TITLES[section])
         for outcome in _section(section, device, budget, request.out):
             outcomes.append(outcome)

@@ -137,7 +137,7 @@ class _Life:
     def _ours(self, run: Path | None) -> Tensor:
         """An image by diffrl, (1, 3, H, W) of 0 to 255: aligned by a run, or not."""
         from diffrl.models.loading import load_adapter
-        from diffrl.run.aligned import load_aligned
+        from diffrl.run.checkpoints import load_aligned
 
         adapter: Any
         if run is None:

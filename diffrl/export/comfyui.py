@@ -17,7 +17,7 @@ from diffrl.errors import ConfigError
 from diffrl.models.family import Family
 from diffrl.models.lora import lora_layers
 from diffrl.models.lora_file import FIRST_COMFYUI, SECOND_COMFYUI
-from diffrl.run.aligned import AlignedModel
+from diffrl.run.checkpoints import AlignedModel
 
 
 def require_comfyui(config: Config) -> None:

@@ -16,7 +16,7 @@ from diffrl.data.prompts import load_prompts
 from diffrl.data.worlds import SOURCES
 from diffrl.errors import ConfigError
 from diffrl.export.comfyui import comfyui_files, require_comfyui
-from diffrl.files import follow_umask
+from diffrl.files import follow_umask, require_empty
 from diffrl.models.adapter import EditingAdapter
 from diffrl.models.files import read_object
 from diffrl.models.loading import DTYPES
@@ -24,8 +24,7 @@ from diffrl.models.lora import lora_layers, lora_metadata, save_adapter
 from diffrl.models.lora_file import FIRST_LORA, PEFT_FOLDER, SECOND_LORA, SECOND_PEFT_FOLDER, lora_loader
 from diffrl.models.pipeline import PipelineAdapter
 from diffrl.models.shipped import SETTINGS_FILE, shipped_settings
-from diffrl.run.aligned import AlignedModel, load_aligned, require_empty
-from diffrl.run.choose import NEWEST, Choice
+from diffrl.run.checkpoints import NEWEST, AlignedModel, Choice, load_aligned
 from diffrl.run.directory import open_run_dir
 from diffrl.run.summary import held_out_change
 from diffrl.tracking.metrics import read_metrics

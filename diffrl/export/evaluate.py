@@ -27,14 +27,14 @@ from diffrl.export.measured import Measured, digest, measured, table_of
 from diffrl.export.pictures import SAMPLES, open_pipeline, require_run_or_model, write_sample
 from diffrl.export.request import EvaluateRequest
 from diffrl.export.variety import draw_several, variety
+from diffrl.files import require_empty
 from diffrl.models.adapter import ModelAdapter
 from diffrl.models.encodings import PromptEncodings
 from diffrl.models.families import find_family
 from diffrl.models.loading import choose_device
 from diffrl.records import Prompt
 from diffrl.rewards.score import WeightedScorer
-from diffrl.run.aligned import AlignedModel, open_run_model, require_empty
-from diffrl.run.choose import Choice
+from diffrl.run.checkpoints import AlignedModel, open_run_model
 from diffrl.run.inputs import warn_of_inputs
 from diffrl.terminal.watch import watched
 from diffrl.training.evaluate import Evaluation, evaluate
@@ -125,16 +125,8 @@ def measure(request: EvaluateRequest, tell: Callable[[str], None] = print) -> It
         "evaluate",
         request.run,
         request.model,
-        {
-            "--height": request.height,
-            "--width": request.width,
-            "--frames": request.frames,
-            "--family": request.family,
-            "--dtype": request.dtype != "float32",
-            "--variant": request.variant,
-            "--lora": request.lora,
-        },
-        Choice(request.step, request.best),
+        request.only_of_model,
+        request.choice,
     )
     if request.base and request.run is None:
         raise ConfigError("--base goes with --run: a pipeline has no weights before alignment. Got --model. Remove it.")
@@ -212,7 +204,7 @@ def _require_scores(result: Evaluation, tell: Callable[[str], None]) -> None:
 
 def _of_run(request: EvaluateRequest, directory: Path) -> _Setting:
     device, rewards = choose_device(request.device), _rewards(request)
-    run = open_run_model(directory, device, Choice(request.step, request.best))
+    run = open_run_model(directory, device, request.choice)
     config, source = run.config, request.prompts or run.config.prompts.held_out
     settings, fps = _replaced(config.eval, request), config.model.frame_rate
     listed = read_prompts(source)

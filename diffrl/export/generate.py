@@ -15,6 +15,8 @@ from diffrl.data.prompts import PromptList, make_prompt, read_prompts
 from diffrl.data.sources import require_source
 from diffrl.errors import ConfigError
 from diffrl.export.pictures import SAMPLES, open_pipeline, require_run_or_model, write_sample
+from diffrl.export.request import GenerateRequest
+from diffrl.files import require_empty
 from diffrl.models.adapter import ModelAdapter
 from diffrl.models.encodings import PromptEncodings
 from diffrl.models.families import find_family
@@ -25,8 +27,7 @@ from diffrl.rollout.address import Address
 from diffrl.rollout.denoise import Sampler, denoise
 from diffrl.rollout.regenerate import decode
 from diffrl.rollout.tree import chains
-from diffrl.run.aligned import load_aligned, require_empty
-from diffrl.run.choose import NEWEST, Choice
+from diffrl.run.checkpoints import load_aligned
 from diffrl.training.prompt_report import PromptReport, count_cut
 from diffrl.training.scorers import require_sources
 from diffrl.training.session import encoders_of
@@ -35,35 +36,8 @@ DEFAULT_STEPS = 28
 GRID_PROMPTS, GRID_PICTURES, GRID_SIZE = 24, 4, 128
 
 
-@dataclass(frozen=True)
-class GenerateRequest:
-    """What to draw; see `diffrl generate --help`."""
-
-    out: Path | None = None
-    model: str | None = None
-    run: Path | None = None
-    choice: Choice = NEWEST
-    family: str | None = None
-    lora: str | None = None
-    prompts: tuple[str, ...] = ()
-    source: str | None = None
-    image: str | None = None
-    limit: int | None = None
-    per_prompt: int = 1
-    seed: int = 0
-    steps: int | None = None
-    guidance_scale: float | None = None
-    device: str = "auto"
-    dtype: str = "float32"
-    variant: str | None = None
-    height: int | None = None
-    width: int | None = None
-    frames: int | None = None
-    batch: int = 64
-
-
-def generate_pictures(request: GenerateRequest) -> list[str]:
-    """Draw and write `<prompt>-<number>.png`, samples.jsonl and grid.png; returns lines for the user.
+def generate_pictures(request: GenerateRequest, out: Path) -> list[str]:
+    """Write `<prompt>-<number>.png`, samples.jsonl and grid.png into a new or empty folder; returns lines for the user.
 
     The noise of a picture depends on the seed, its prompt's place in the list and its number alone, so two calls that
     differ in the weights only can be compared picture by picture.
@@ -72,12 +46,10 @@ def generate_pictures(request: GenerateRequest) -> list[str]:
         ConfigError: the request does not add up, or what it names cannot be loaded.
     """
     prompts, notes = _prompts(request)
-    if request.out is None:
-        raise ConfigError("diffrl generate writes into a folder. Got none. Give --out FOLDER.")
-    require_empty(request.out, "--out")
+    require_empty(out, "--out")
     drawing, report = open_drawing(request), PromptReport(notes)
     count_cut(report, "warn", "the prompts", prompts, encoders_of(drawing.adapter))
-    return [*report.notes, *_write(request.out, request, prompts, drawing)]
+    return [*report.notes, *_write(out, request, prompts, drawing)]
 
 
 @dataclass(frozen=True)
@@ -103,14 +75,7 @@ def open_drawing(request: GenerateRequest) -> Drawing:
     Raises:
         ConfigError: the request does not add up, or what it names cannot be loaded.
     """
-    sizes = {"--height": request.height, "--width": request.width, "--frames": request.frames}
-    only_of_model = {
-        **sizes,
-        "--dtype": request.dtype != "float32",
-        "--variant": request.variant,
-        "--lora": request.lora,
-    }
-    require_run_or_model("generate", request.run, request.model, only_of_model, request.choice)
+    require_run_or_model("generate", request.run, request.model, request.only_of_model, request.choice)
     device = choose_device(request.device)
     steps, guidance_scale = request.steps, request.guidance_scale
     lines: list[str] = []
@@ -123,7 +88,7 @@ def open_drawing(request: GenerateRequest) -> Drawing:
         guidance_scale = evaluation.guidance_scale if guidance_scale is None else guidance_scale
     else:
         model = str(request.model)
-        chosen = (request.family, request.dtype, device, *sizes.values(), request.lora)
+        chosen = (request.family, request.dtype, device, request.height, request.width, request.frames, request.lora)
         adapter, family = open_pipeline(model, *chosen, lines.append, variant=request.variant)
     guidance = 1.0 if guidance_scale is None else guidance_scale
     solver = "ode" if aligned is None else aligned.config.eval.solver
@@ -215,8 +180,8 @@ def asked_prompts(texts: Sequence[str], image: str | None, name: str) -> list[Pr
 
 
 def _prompts(request: GenerateRequest) -> PromptList:
-    listed, notes = read_prompts(request.source) if request.source else PromptList([], [])
-    prompts = asked_prompts([text for text in request.prompts if text.strip()], request.image, "--image") + listed
+    listed, notes = read_prompts(request.prompts) if request.prompts else PromptList([], [])
+    prompts = asked_prompts([text for text in request.prompt or () if text.strip()], request.image, "--image") + listed
     if not prompts:
         raise ConfigError("At least one prompt is needed. Give --prompt TEXT or --prompts SOURCE.")
     return PromptList(prompts[: request.limit], notes)

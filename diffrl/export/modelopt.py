@@ -17,7 +17,7 @@ from torch import nn
 
 from diffrl.data.prompts import load_prompts
 from diffrl.errors import ConfigError
-from diffrl.files import follow_umask, write_json
+from diffrl.files import follow_umask, require_empty, write_json
 from diffrl.models.encodings import PromptEncodings
 from diffrl.models.loading import DTYPES, choose_device
 from diffrl.precision.building import choose_layers
@@ -29,8 +29,7 @@ from diffrl.records import Prompt
 from diffrl.rollout.address import Address
 from diffrl.rollout.denoise import Sampler, denoise
 from diffrl.rollout.tree import chains
-from diffrl.run.aligned import AlignedModel, load_aligned, require_empty
-from diffrl.run.choose import NEWEST, Choice
+from diffrl.run.checkpoints import NEWEST, AlignedModel, Choice, load_aligned
 
 CALIBRATION_PROMPTS = 128
 STATE_FILE = "modelopt.pth"

@@ -16,7 +16,7 @@ from diffrl.models.families import find_family
 from diffrl.models.loading import DTYPES, infer_family, load_adapter
 from diffrl.models.lora_file import attach_lora, check_lora
 from diffrl.records import Prompt
-from diffrl.run.choose import NEWEST, Choice, require_choice
+from diffrl.run.checkpoints import NEWEST, Choice, require_choice
 from diffrl.tracking.index import DRAWN_SOURCES, source_file
 from diffrl.trees.write import keep_source
 from reward_models.media import save_media, to_pil

@@ -1,21 +1,25 @@
-"""What `diffrl evaluate` is asked for: its options, without anything heavy."""
+"""What `diffrl generate` and `diffrl evaluate` are asked for: their options, without anything heavy."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 from reward_models.common.options import in_panel
 
-MODEL, MEASURED, DRAWN, RESULT = "Whose weights", "What is measured", "How it is sampled", "Results"
+if TYPE_CHECKING:
+    from diffrl.run.checkpoints import Choice
+
+MODEL, SAMPLING, PROMPTS = "Whose weights", "How it is sampled", "Prompts"
+MEASURED, RESULT = "What is measured", "Results"
 
 
 @dataclass(frozen=True)
-class EvaluateRequest:
-    """What to measure; `--run` and `--model` exclude each other."""
+class ModelOptions:
+    """Whose weights; `--run` and `--model` exclude each other."""
 
-    run: Annotated[Path | None, in_panel(MODEL, "A run, whose aligned weights are measured.")] = None
+    run: Annotated[Path | None, in_panel(MODEL, "A run, whose aligned weights are used.")] = None
     step: Annotated[
         int | None, in_panel(MODEL, "With --run: the checkpoint of this iteration. Default: the newest.", min=1)
     ] = None
@@ -25,7 +29,6 @@ class EvaluateRequest:
             MODEL, "With --run: the checkpoint with the best first held-out reward, of those evaluated.", "--best"
         ),
     ] = False
-    base: Annotated[bool, in_panel(MODEL, "With --run: measure its model before alignment too.", "--base")] = False
     model: Annotated[str | None, in_panel(MODEL, "A pipeline's directory or hub id.")] = None
     family: Annotated[str | None, in_panel(MODEL, "Of --model. Default: what its pipeline class says.")] = None
     lora: Annotated[
@@ -37,6 +40,59 @@ class EvaluateRequest:
         str | None,
         in_panel(MODEL, "Of --model's files of weights: fp16 reads *.fp16.safetensors where there are any."),
     ] = None
+    height: Annotated[int | None, in_panel(SAMPLING, "In pixels, with --model.", min=1, max=16383)] = None
+    width: Annotated[int | None, in_panel(SAMPLING, "In pixels, with --model.", min=1, max=16383)] = None
+    frames: Annotated[int | None, in_panel(SAMPLING, "Of a video, with --model.", min=1, max=4096)] = None
+    steps: Annotated[
+        int | None, in_panel(SAMPLING, "Denoising steps. Default: the run's, else 28.", min=1, max=1000)
+    ] = None
+
+    @property
+    def choice(self) -> Choice:
+        """Return which of the run's checkpoints is meant."""
+        from diffrl.run.checkpoints import Choice
+
+        return Choice(self.step, self.best)
+
+    @property
+    def only_of_model(self) -> dict[str, object]:
+        """Return the options that a run has of its own, by name; None or False where they are left out."""
+        return {
+            "--height": self.height,
+            "--width": self.width,
+            "--frames": self.frames,
+            "--family": self.family,
+            "--dtype": self.dtype != "float32",
+            "--variant": self.variant,
+            "--lora": self.lora,
+        }
+
+
+@dataclass(frozen=True)
+class GenerateRequest(ModelOptions):
+    """What to generate."""
+
+    prompt: Annotated[list[str] | None, in_panel(PROMPTS, "A prompt; may be given several times.")] = None
+    image: Annotated[
+        str | None, in_panel(PROMPTS, "The image that every --prompt edits, with a family that edits.")
+    ] = None
+    prompts: Annotated[
+        str | None, in_panel(PROMPTS, "shapes:tune, a .txt or .jsonl file, a table, or hub:<dataset>.")
+    ] = None
+    limit: Annotated[int | None, in_panel(PROMPTS, "Take only the first prompts.", min=1, max=1_000_000)] = None
+    per_prompt: Annotated[int, in_panel(PROMPTS, "Images of each prompt.", min=1, max=100_000)] = 1
+    seed: Annotated[int, in_panel(SAMPLING, "Of the noise.", min=0, max=2**63 - 1)] = 0
+    guidance_scale: Annotated[
+        float | None, in_panel(SAMPLING, "1 is off. Default: the run's, else 1.", min=1.0, max=1000.0)
+    ] = None
+    batch: Annotated[int, in_panel(SAMPLING, "Images at once; bounds memory.", min=1, max=100_000)] = 64
+
+
+@dataclass(frozen=True)
+class EvaluateRequest(ModelOptions):
+    """What to measure."""
+
+    base: Annotated[bool, in_panel(MODEL, "With --run: measure its model before alignment too.", "--base")] = False
 
     prompts: Annotated[
         str | None,
@@ -66,18 +122,11 @@ class EvaluateRequest:
 
     guidance: Annotated[
         list[float] | None,
-        in_panel(DRAWN, "1 is off. Several: a row each. Default: the run's, else 1.", min=1.0, max=1000.0),
+        in_panel(SAMPLING, "1 is off. Several: a row each. Default: the run's, else 1.", min=1.0, max=1000.0),
     ] = None
-    steps: Annotated[int | None, in_panel(DRAWN, "Denoising steps. Default: the run's, else 28.", min=1, max=1000)] = (
-        None
-    )
     batch: Annotated[
-        int | None, in_panel(DRAWN, "Samples at once. Default: the run's, else 64.", min=1, max=100_000)
+        int | None, in_panel(SAMPLING, "Samples at once. Default: the run's, else 64.", min=1, max=100_000)
     ] = None
-    height: Annotated[int | None, in_panel(DRAWN, "In pixels, with --model.", min=1, max=16383)] = None
-    width: Annotated[int | None, in_panel(DRAWN, "In pixels, with --model.", min=1, max=16383)] = None
-    frames: Annotated[int | None, in_panel(DRAWN, "Of a video, with --model.", min=1, max=4096)] = None
-
     out: Annotated[
         Path | None, in_panel(RESULT, "Keep the samples, a folder a row; it must be new or empty. Default: not kept.")
     ] = None

@@ -10,7 +10,6 @@ import time
 import webbrowser
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
 from pathlib import Path
 from typing import TextIO
 
@@ -19,6 +18,7 @@ from diffrl.errors import ConfigError
 from diffrl.gallery.app import LOOPBACK, serve
 from diffrl.gallery.errors import GalleryError
 from diffrl.gallery.links import ServerLinks
+from diffrl.gallery.request import GalleryRequest
 from diffrl.gallery.scoring import score_folders
 from diffrl.gallery.site import Site
 from diffrl.gallery.sources import Watched, find_sources, left_out
@@ -32,29 +32,6 @@ CLEAR = "\x1b[K"
 """What a terminal takes as: nothing more on this line."""
 
 
-@dataclass(frozen=True)
-class GalleryRequest:
-    """The command's arguments.
-
-    Args:
-        paths: runs, folders of runs, folders of images; none means runs/.
-        export: write a static site here instead of serving.
-        host: where to listen.
-        port: where to listen; 0 takes any that is free.
-        votes: file that blind votes are added to.
-        rewards: that folders of images are scored with, as `diffrl score --reward` takes them.
-        browser: open the page once it is there.
-    """
-
-    paths: Sequence[Path]
-    export: Path | None = None
-    host: str = "127.0.0.1"
-    port: int = 8181
-    votes: Path = Path("votes.jsonl")
-    rewards: Sequence[str] = ()
-    browser: bool = True
-
-
 def show_gallery(request: GalleryRequest, say: Callable[[str], None]) -> None:
     """Serve until Ctrl-C, or export.
 
@@ -63,15 +40,16 @@ def show_gallery(request: GalleryRequest, say: Callable[[str], None]) -> None:
         RewardError: a reward that there is not.
     """
     require_votes(request.votes)
-    sources = find_sources(request.paths)
-    for line in left_out(request.paths):
+    paths = request.paths or ()
+    sources = find_sources(paths)
+    for line in left_out(paths):
         say(line)
     if not sources and request.export is not None:
         raise ConfigError(
-            f"An export needs something to show. {_named(request.paths)} is empty. Train a run first: diffrl train "
+            f"An export needs something to show. {_named(paths)} is empty. Train a run first: diffrl train "
             "configs/quickstart.yaml."
         )
-    score_folders(sources, request.rewards, say)
+    score_folders(sources, request.reward or (), say)
     options = {"votes": request.votes}
     if request.export is not None:
         from diffrl.gallery.export import export_site
@@ -82,13 +60,13 @@ def show_gallery(request: GalleryRequest, say: Callable[[str], None]) -> None:
             say(line)
         return
     host, port = request.host, free_port(request.host, request.port)
-    site = Site(Watched(request.paths, sources), ServerLinks(__version__), options)
+    site = Site(Watched(paths, sources), ServerLinks(__version__), options)
     address = f"http://{f'[{host}]' if ':' in host else host}:{port}/"
 
     def ready() -> None:
         say(f"{_counted(sources)} at {address}   (Ctrl-C ends)")
         if not sources:
-            say(f"{_named(request.paths)} is empty so far: runs are shown as they begin.")
+            say(f"{_named(paths)} is empty so far: runs are shown as they begin.")
         if host not in LOOPBACK:
             say(f"Everybody who reaches {host} can see these runs and vote: there is no password.")
         if request.browser and sys.stdout.isatty():

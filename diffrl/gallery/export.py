@@ -17,10 +17,10 @@ from diffrl.errors import ConfigError
 from diffrl.gallery.answers import answered, as_bytes
 from diffrl.gallery.columns import OFFERED, exported_states
 from diffrl.gallery.errors import GalleryError
+from diffrl.gallery.pages.votes import filter_votes
 from diffrl.gallery.progress import setting
 from diffrl.gallery.query import Query
 from diffrl.gallery.records import Source
-from diffrl.gallery.results import chosen
 from diffrl.gallery.runs import RunSource
 from diffrl.gallery.site import Site
 from diffrl.gallery.static_links import Places, StaticLinks
@@ -120,7 +120,7 @@ def _absences(site: Site) -> list[str]:
             one = read.unreadable == 1
             words = "could not be read as a vote, and is" if one else "could not be read as votes, and are"
             lines.append(f"{_counted(read.unreadable, 'line')} of the votes {words} left out.")
-        if strangers := len(votes) - len(chosen(site, Query(), votes)):
+        if strangers := len(votes) - len(filter_votes(site, Query(), votes)):
             lines.append(f"Left out: {_counted(strangers, 'vote')} on what is not in this site.")
     return lines
 

@@ -15,9 +15,8 @@ from __future__ import annotations
 
 import io
 import json
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -34,23 +33,6 @@ from reward_models.common.webp import is_lossless
 COLUMNS = ("caption", "jpg_0", "jpg_1", "label_0", "label_1")
 
 
-@dataclass(frozen=True)
-class Pairs:
-    """Rows of the Parquet file, and how many votes are left out of it.
-
-    Args:
-        rows: with the columns of `COLUMNS`.
-        missing: images that are gone, unreadable, or of a source that is not in this gallery.
-        moving: videos, which those scripts cannot read.
-        reduced: votes on small images that a run keeps to be looked at.
-    """
-
-    rows: Sequence[dict[str, Any]]
-    missing: int = 0
-    moving: int = 0
-    reduced: int = 0
-
-
 def jsonl(votes: Sequence[Vote], address: Callable[[Side], str | None] | None = None) -> str:
     """Write a line for each vote that prefers one image, of images with their own pixels.
 
@@ -59,22 +41,15 @@ def jsonl(votes: Sequence[Vote], address: Callable[[Side], str | None] | None = 
         address: what a line calls a side's image, its absolute path by default; a vote with a None is left out.
     """
     lines = []
-    for vote in votes:
-        if vote.choice == "tie" or _reduced(vote):
-            continue
-        left, right, label = _sides(vote)
-        pictures = [(address or absolute)(side) for side in (left, right)]
-        if None in pictures:
+    for vote, left, right, label in _decided(votes):
+        images = [(address or absolute)(side) for side in (left, right)]
+        if None in images:
             continue
         row = {
             "prompt": vote.prompt,
-            "chosen": pictures[1 - label],
-            "rejected": pictures[label],
-            "caption": vote.prompt,
-            "jpg_0": pictures[0],
-            "jpg_1": pictures[1],
-            "label_0": label,
-            "label_1": 1 - label,
+            "chosen": images[1 - label],
+            "rejected": images[label],
+            **dict(zip(COLUMNS, (vote.prompt, *images, label, 1 - label), strict=True)),
             "voter": vote.voter,
             "time": vote.time,
         }
@@ -83,12 +58,12 @@ def jsonl(votes: Sequence[Vote], address: Callable[[Side], str | None] | None = 
 
 
 def absolute(side: Side) -> str:
-    """The path of a side's image."""
+    """Return the path of a side's image."""
     return str(Path(side.path) / side.picture)
 
 
 def exported_address(site: Site) -> Callable[[Side], str | None]:
-    """Where an exported site has the image of a side, relative to the site; None if it is missing."""
+    """Return what tells where an exported site has the image of a side, relative to the site; None if it is missing."""
 
     def address(side: Side) -> str | None:
         source = source_of(site.sources, side)
@@ -100,13 +75,25 @@ def exported_address(site: Site) -> Callable[[Side], str | None]:
     return address
 
 
-def _sides(vote: Vote) -> tuple[Side, Side, int]:
-    """Left, right, and 1 where the left one was preferred, else 0."""
-    left, right = (vote.a, vote.b) if vote.left == "a" else (vote.b, vote.a)
-    return left, right, int(vote.choice == vote.left)
+def rows(votes: Sequence[Vote], sources: Sequence[Source]) -> list[dict[str, Any]]:
+    """Read rows of `COLUMNS` with the bytes of the votes' still images, only from the gallery's own sources."""
+    read = []
+    for vote, left, right, label in _decided(votes):
+        images = [_still(sources, side) for side in (left, right)]
+        if None not in images:
+            read.append(dict(zip(COLUMNS, (vote.prompt, *images, float(label), 1.0 - label), strict=True)))
+    return read
 
 
-def _reduced(vote: Vote) -> bool:
+def _decided(votes: Sequence[Vote]) -> Iterator[tuple[Vote, Side, Side, int]]:
+    """Yield votes on exact images that prefer one: left, right, and 1 where the left one was preferred, else 0."""
+    for vote in votes:
+        if vote.choice != "tie" and not _is_reduced(vote):
+            left, right = (vote.a, vote.b) if vote.left == "a" else (vote.b, vote.a)
+            yield vote, left, right, int(vote.choice == vote.left)
+
+
+def _is_reduced(vote: Vote) -> bool:
     """Whether an image of a vote is a small one, which runs keep to be looked at; what is gone is missed elsewhere."""
     for side in (vote.a, vote.b):
         run = Path(side.path)
@@ -116,34 +103,8 @@ def _reduced(vote: Vote) -> bool:
     return False
 
 
-def pairs(votes: Sequence[Vote], sources: Sequence[Source]) -> Pairs:
-    """Read the bytes of the votes' images, only from the gallery's own sources."""
-    rows, missing, moving, reduced = [], 0, 0, 0
-    for vote in votes:
-        if vote.choice == "tie":
-            continue
-        if _reduced(vote):
-            reduced += 1
-            continue
-        left, right, label = _sides(vote)
-        read = [_still(sources, side) for side in (left, right)]
-        if "moving" in read:
-            moving += 1
-        elif None in read:
-            missing += 1
-        else:
-            values = (vote.prompt, *read, float(label), 1.0 - label)
-            rows.append(dict(zip(COLUMNS, values, strict=True)))
-    return Pairs(rows, missing, moving, reduced)
-
-
-def has_pair(votes: Sequence[Vote], sources: Sequence[Source]) -> bool:
-    """Whether the Parquet file has a row; the first one ends the search."""
-    return any(pairs([vote], sources).rows for vote in votes)
-
-
-def _still(sources: Sequence[Source], side: Side) -> bytes | str | None:
-    """The bytes of an image; "moving" of a video, None of what cannot be read."""
+def _still(sources: Sequence[Source], side: Side) -> bytes | None:
+    """Read the bytes of an image; None of what moves or cannot be read."""
     from reward_models.common.image_files import frames_of, opened
 
     source = source_of(sources, side)
@@ -152,28 +113,27 @@ def _still(sources: Sequence[Source], side: Side) -> bytes | str | None:
     try:
         path = Path(source.media(side.picture))
         if is_video(path):
-            return "moving"
+            return None
         data = path.read_bytes()
         with opened(io.BytesIO(data), path) as image:
             if frames_of(image) > 1:
-                return "moving"
+                return None
             image.load()
         return data
     except (GalleryError, RewardError, OSError):
         return None
 
 
-def parquet(found: Pairs) -> bytes:
-    """The rows as a Parquet file.
+def parquet(rows: Sequence[dict[str, Any]]) -> bytes:
+    """Write rows as a Parquet file.
 
     Raises:
         GalleryError: no row at all, or pyarrow is not installed.
     """
-    if not found.rows:
+    if not rows:
         raise GalleryError(
-            "The Parquet file holds votes that prefer one still image of this gallery. There is none: "
-            f"{found.missing} with missing images, {found.moving} of videos, {found.reduced} of small copies. Vote "
-            "first.",
+            "The Parquet file holds votes that prefer one still image of this gallery. There is none: ties, videos, "
+            "small copies and missing images are left out. Vote first.",
             404,
         )
     try:
@@ -185,7 +145,7 @@ def parquet(found: Pairs) -> bytes:
             "preferences.jsonl."
         ) from error
     kinds = (pa.string(), pa.binary(), pa.binary(), pa.float64(), pa.float64())
-    table = pa.Table.from_pylist(list(found.rows), schema=pa.schema(list(zip(COLUMNS, kinds, strict=True))))
+    table = pa.Table.from_pylist(list(rows), schema=pa.schema(list(zip(COLUMNS, kinds, strict=True))))
     out = io.BytesIO()
     pq.write_table(table, out)
     return out.getvalue()

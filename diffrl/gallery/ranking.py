@@ -16,6 +16,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from statistics import NormalDist
 from typing import TYPE_CHECKING
 
@@ -35,148 +36,8 @@ FEWEST = 3
 
 
 @dataclass(frozen=True)
-class Ranked:
-    """One set of images.
-
-    Args:
-        side: of it, for its name.
-        wins: votes for it.
-        losses: votes for another.
-        ties: neither.
-        share: how often it is preferred to one of average strength among these, in [0, 1].
-        low: of the 95 % interval of `share`.
-        high: of it.
-        first: best place that the votes leave it: one more than the number of sets that are surely stronger, each by
-            the 95 % interval of its difference.
-        last: worst place.
-    """
-
-    side: Side
-    wins: int
-    losses: int
-    ties: int
-    share: float
-    low: float
-    high: float
-    first: int
-    last: int
-
-
-def bradley_terry(wins: NDArray[np.float64]) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
-    """Strengths of n >= 2 sets as the file's head says, with the imaginary votes, and their covariance.
-
-    Args:
-        wins: (n, n) how often row was preferred to column, ties as half; the pairs that met connect all sets.
-
-    Returns:
-        (n,) strengths in log-odds, of mean 0, and (n, n) their covariance: the inverse information.
-
-    Raises:
-        ValueError: sets that no chain of pairs connects, of which none is stronger.
-    """
-    import numpy as np
-    from scipy.optimize import minimize
-
-    n = len(wins)
-    met = (wins + wins.T) > 0
-    if len(parts(met)) > 1:
-        raise ValueError("strengths need sets that a chain of compared pairs connects")
-    counted = wins + met * (n - 1) / met.sum()  # met counts each pair twice: half a vote to each side
-    trials = counted + counted.T
-
-    def chance(free: NDArray[np.float64]) -> NDArray[np.float64]:
-        s = np.concatenate([[0.0], free])  # the first is held: only differences matter
-        return np.asarray(1 / (1 + np.exp(s[None, :] - s[:, None])))
-
-    def loss(free: NDArray[np.float64]) -> float:
-        s = np.concatenate([[0.0], free])
-        return float((counted * np.logaddexp(0, s[None, :] - s[:, None])).sum())
-
-    def slope(free: NDArray[np.float64]) -> NDArray[np.float64]:
-        return np.asarray((trials * chance(free) - counted).sum(1)[1:])
-
-    def information(free: NDArray[np.float64]) -> NDArray[np.float64]:
-        p = chance(free)
-        weight = trials * p * (1 - p)
-        return np.asarray((np.diag(weight.sum(1)) - weight)[1:, 1:])
-
-    found = minimize(loss, np.zeros(n - 1), method="trust-exact", jac=slope, hess=information, options={"gtol": 1e-8})
-    covariance = np.zeros((n, n))
-    covariance[1:, 1:] = np.linalg.inv(information(found.x))
-    centre = np.eye(n) - 1 / n
-    return centre @ np.concatenate([[0.0], found.x]), centre @ covariance @ centre
-
-
-def parts(met: NDArray[np.bool_]) -> list[list[int]]:
-    """Sets that a chain of pairs connects, each ascending.
-
-    Args:
-        met: (n, n) symmetric, whether two were compared.
-    """
-    import numpy as np
-    from scipy.sparse.csgraph import connected_components
-
-    count, label = connected_components(met, directed=False)
-    return [np.flatnonzero(label == part).tolist() for part in range(count)]
-
-
-def rankings(tallies: Sequence[Tally]) -> list[list[Ranked]]:
-    """Rankings of the sets that were voted on, strongest first; one for each part that votes connect, of three or more.
-
-    Args:
-        tallies: of distinct pairs of sets.
-    """
-    import numpy as np
-
-    sides: dict[tuple[str, str], Side] = {}
-    for tally in tallies:
-        for side in (tally.a, tally.b):
-            sides.setdefault(side.place, side)
-    places = list(sides)
-    n = len(places)
-    wins, ties = np.zeros((n, n)), np.zeros((n, n))
-    for tally in tallies:
-        a, b = places.index(tally.a.place), places.index(tally.b.place)
-        if a != b:
-            wins[b, a], wins[a, b] = tally.wins, tally.losses
-            ties[a, b] = ties[b, a] = tally.ties
-    if n < FEWEST:
-        return []
-    found = []
-    for part in parts((wins + wins.T + ties) > 0):
-        if len(part) >= FEWEST:
-            own = np.ix_(part, part)
-            found.append(_ranked([sides[places[i]] for i in part], wins[own], ties[own]))
-    return found
-
-
-def _ranked(sides: Sequence[Side], wins: NDArray[np.float64], ties: NDArray[np.float64]) -> list[Ranked]:
-    import numpy as np
-
-    strengths, covariance = bradley_terry(wins + ties / 2)
-    spread = np.diag(covariance)
-    ahead = strengths[:, None] - strengths[None, :]
-    reach = Z * np.sqrt(np.maximum(spread[:, None] + spread[None, :] - 2 * covariance, 0))
-    stronger = ahead > reach  # row than column
-    ends = strengths[:, None] + Z * np.sqrt(spread)[:, None] * np.array([0.0, -1.0, 1.0])
-    shares = 1 / (1 + np.exp(-ends))
-    return [
-        Ranked(
-            sides[i],
-            int(wins[i].sum()),
-            int(wins[:, i].sum()),
-            int(ties[i].sum()),
-            *(float(share) for share in shares[i]),
-            1 + int(stronger[:, i].sum()),
-            len(sides) - int(stronger[i].sum()),
-        )
-        for i in np.argsort(-strengths, kind="stable")
-    ]
-
-
-@dataclass(frozen=True)
 class Rate:
-    """A share of some trials with its 95 % Wilson interval; `share`, `low` and `high` are None without trials."""
+    """A share of some trials with its 95 % interval; `share`, `low` and `high`, in [0, 1], are None without trials."""
 
     wins: int
     trials: int
@@ -190,6 +51,16 @@ class Rate:
         return self.low is not None and self.high is not None and not self.low <= 0.5 <= self.high
 
 
+def wilson(wins: int, trials: int) -> Rate:
+    """Return a rate with the 95 % interval of Wilson (1927), as scipy computes it."""
+    if not trials:
+        return Rate(wins, trials)
+    from scipy.stats import binomtest
+
+    interval = binomtest(wins, trials).proportion_ci(confidence_level=0.95, method="wilson")
+    return Rate(wins, trials, wins / trials, float(interval.low), float(interval.high))
+
+
 @dataclass(frozen=True)
 class Opinion:
     """A reward model beside the voters.
@@ -198,7 +69,7 @@ class Opinion:
         reward: its name.
         lower: whether less of it is better.
         prefers_b: of the distinct pairs that it tells apart, how many it finds better in B.
-        alike: distinct pairs that it cannot tell apart.
+        undecided: distinct pairs that it cannot tell apart.
         unknown: distinct pairs of which it has not scored both.
         agrees: of the votes that both decide, how often it says the same.
         left_out: votes for which it, or the voter, is undecided.
@@ -207,7 +78,7 @@ class Opinion:
     reward: str
     lower: bool
     prefers_b: Rate
-    alike: int
+    undecided: int
     unknown: int
     agrees: Rate
     left_out: int
@@ -215,32 +86,51 @@ class Opinion:
 
 @dataclass(frozen=True)
 class Tally:
-    """All votes on two sets of samples.
+    """All votes on two sets of samples, with A and B the same way round in all of them."""
 
-    Args:
-        a, b: a side of each, for their names.
-        votes: with A and B the same way round in all of them.
-        wins: votes for B.
-        losses: votes for A.
-        ties: neither.
-        rate: of B over A, ties left out.
-        with_ties: the share of B if a tie counts one half; None without votes.
-        pairs: distinct pairs among the votes.
-        voters: distinct names and sessions.
-        opinions: of the reward models.
-    """
-
-    a: Side
-    b: Side
     votes: Sequence[Vote]
-    wins: int
-    losses: int
-    ties: int
-    rate: Rate
-    with_ties: float | None
-    pairs: int
-    voters: int
-    opinions: Sequence[Opinion]
+
+    @property
+    def a(self) -> Side:
+        """A side of A, for its name."""
+        return self.votes[-1].a
+
+    @property
+    def b(self) -> Side:
+        """A side of B, for its name."""
+        return self.votes[-1].b
+
+    @cached_property
+    def rate(self) -> Rate:
+        """How often B was preferred to A, ties left out."""
+        choices = [vote.choice for vote in self.votes if vote.choice != "tie"]
+        return wilson(choices.count("b"), len(choices))
+
+    @property
+    def ties(self) -> int:
+        """Votes for neither."""
+        return len(self.votes) - self.rate.trials
+
+    @property
+    def with_ties(self) -> float:
+        """The share of B if a tie counts one half."""
+        return (self.rate.wins + self.ties / 2) / len(self.votes)
+
+    @cached_property
+    def pairs(self) -> Sequence[Vote]:
+        """One vote for each distinct pair of images."""
+        return list({(one.a.sample, one.b.sample, one.a.picture, one.b.picture): one for one in self.votes}.values())
+
+    @property
+    def voters(self) -> int:
+        """Distinct names and sessions."""
+        return len({(vote.voter, vote.session) for vote in self.votes})
+
+    @cached_property
+    def opinions(self) -> Sequence[Opinion]:
+        """Of the reward models that are known of both sides of a vote."""
+        names = dict.fromkeys(name for vote in self.votes for name in vote.a.rewards if name in vote.b.rewards)
+        return [_opinion(name, self.votes, self.pairs) for name in names]
 
     @property
     def verdict(self) -> str:
@@ -254,65 +144,35 @@ class Tally:
         return f"{better}: the interval excludes 50\u00a0%."
 
 
-def wilson(wins: int, trials: int) -> Rate:
-    """A rate with the 95 % interval of Wilson (1927), as scipy computes it."""
-    if not trials:
-        return Rate(wins, trials)
-    from scipy.stats import binomtest
-
-    interval = binomtest(wins, trials).proportion_ci(confidence_level=0.95, method="wilson")
-    return Rate(wins, trials, wins / trials, float(interval.low), float(interval.high))
-
-
 def tallies(votes: Sequence[Vote]) -> list[Tally]:
-    """Votes by the two sets that they compare, whichever was called A; the first vote decides who is."""
+    """Group votes by the two sets that they compare, whichever was called A; the first vote decides who is."""
     groups: dict[frozenset[tuple[str, str]], list[Vote]] = {}
     for vote in votes:
-        group = groups.setdefault(frozenset((vote.a.place, vote.b.place)), [])
-        group.append(vote.flipped() if group and group[0].a.place != vote.a.place else vote)
-    return [_tally(group) for group in groups.values()]
-
-
-def _tally(votes: Sequence[Vote]) -> Tally:
-    wins, losses = (sum(vote.choice == choice for vote in votes) for choice in ("b", "a"))
-    ties = len(votes) - wins - losses
-    pairs = {(vote.a.sample, vote.b.sample, vote.a.picture, vote.b.picture): vote for vote in votes}
-    names = dict.fromkeys(name for vote in votes for name in vote.a.rewards if name in vote.b.rewards)
-    return Tally(
-        votes[-1].a,
-        votes[-1].b,
-        votes,
-        wins,
-        losses,
-        ties,
-        wilson(wins, wins + losses),
-        (wins + ties / 2) / len(votes),
-        len(pairs),
-        len({(vote.voter, vote.session) for vote in votes}),
-        [_opinion(name, votes, list(pairs.values())) for name in names],
-    )
+        group = groups.setdefault(frozenset((vote.a.samples, vote.b.samples)), [])
+        group.append(vote.flipped() if group and group[0].a.samples != vote.a.samples else vote)
+    return [Tally(group) for group in groups.values()]
 
 
 def _opinion(reward: str, votes: Sequence[Vote], pairs: Iterable[Vote]) -> Opinion:
-    own = [preferred(pair, reward) for pair in pairs]
-    both = [
-        (vote.choice, said)
+    judged = [preferred(pair, reward) for pair in pairs]
+    decided = [
+        vote.choice == judgement
         for vote in votes
-        if (said := preferred(vote, reward)) in ("a", "b") and vote.choice != "tie"
+        if (judgement := preferred(vote, reward)) in ("a", "b") and vote.choice != "tie"
     ]
     return Opinion(
-        reward,
-        any(is_lower(vote, reward) for vote in votes),
-        wilson(own.count("b"), own.count("a") + own.count("b")),
-        own.count("tie"),
-        own.count(None),
-        wilson(sum(choice == said for choice, said in both), len(both)),
-        len(votes) - len(both),
+        reward=reward,
+        lower=any(is_lower(vote, reward) for vote in votes),
+        prefers_b=wilson(judged.count("b"), judged.count("a") + judged.count("b")),
+        undecided=judged.count("tie"),
+        unknown=judged.count(None),
+        agrees=wilson(sum(decided), len(decided)),
+        left_out=len(votes) - len(decided),
     )
 
 
 def preferred(vote: Vote, reward: str) -> str | None:
-    """Which side a reward finds better: "a", "b", "tie"; None if it has not scored both."""
+    """Return which side a reward finds better: "a", "b", "tie"; None if it has not scored both."""
     a, b = vote.a.rewards.get(reward), vote.b.rewards.get(reward)
     if a is None or b is None:
         return None
@@ -322,3 +182,128 @@ def preferred(vote: Vote, reward: str) -> str | None:
 def is_lower(vote: Vote, reward: str) -> bool:
     """Whether less of a reward is better, as either side knew when the vote was given."""
     return falls(reward, {*vote.a.lower, *vote.b.lower})
+
+
+@dataclass(frozen=True)
+class Ranked:
+    """One set of images among others.
+
+    Args:
+        side: of it, for its name.
+        rate: its wins among the decided votes; the share and its interval are those of being preferred to a set of
+            average strength among these.
+        ties: votes for neither.
+        first: best place that the votes leave it: one more than the number of sets that are surely stronger, each by
+            the 95 % interval of its difference.
+        last: worst place.
+    """
+
+    side: Side
+    rate: Rate
+    ties: int
+    first: int
+    last: int
+
+
+def bradley_terry(wins: NDArray[np.float64]) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
+    """Fit strengths of n >= 2 sets as the file's head says, with the imaginary votes.
+
+    Args:
+        wins: (n, n) how often row was preferred to column, ties as half; the pairs that met connect all sets.
+
+    Returns:
+        (n,) strengths in log-odds, of mean 0, and (n, n) their covariance: the pseudoinverse of the information,
+        which knows differences alone.
+
+    Raises:
+        ValueError: sets that no chain of pairs connects, of which none is stronger.
+    """
+    import numpy as np
+    from scipy.optimize import minimize
+    from scipy.sparse.csgraph import laplacian
+    from scipy.special import expit
+
+    met = (wins + wins.T) > 0
+    if len(parts(met)) > 1:
+        raise ValueError("strengths need sets that a chain of compared pairs connects")
+    counted = wins + met * (len(wins) - 1) / met.sum()  # met counts each pair twice: half a vote to each side
+    trials = counted + counted.T
+
+    def chance(s: NDArray[np.float64]) -> NDArray[np.float64]:
+        return np.asarray(expit(s[:, None] - s[None, :]))
+
+    def loss(s: NDArray[np.float64]) -> float:
+        return float((counted * np.logaddexp(0, s[None, :] - s[:, None])).sum())
+
+    def gradient(s: NDArray[np.float64]) -> NDArray[np.float64]:
+        return np.asarray((trials * chance(s) - counted).sum(1))
+
+    def information(s: NDArray[np.float64]) -> NDArray[np.float64]:
+        return np.asarray(laplacian(trials * chance(s) * chance(s).T))
+
+    start, options = np.zeros(len(wins)), {"gtol": 1e-8}
+    strengths = minimize(loss, start, method="trust-exact", jac=gradient, hess=information, options=options).x
+    return strengths - strengths.mean(), np.linalg.pinv(information(strengths), hermitian=True)
+
+
+def parts(met: NDArray[np.bool_]) -> list[list[int]]:
+    """Return the sets that a chain of pairs connects, each ascending.
+
+    Args:
+        met: (n, n) symmetric, whether two were compared.
+    """
+    import numpy as np
+    from scipy.sparse.csgraph import connected_components
+
+    count, label = connected_components(met, directed=False)
+    return [np.flatnonzero(label == part).tolist() for part in range(count)]
+
+
+def rankings(tallies: Sequence[Tally]) -> list[list[Ranked]]:
+    """Rank the sets that were voted on, strongest first; one ranking for each three or more that votes connect.
+
+    Args:
+        tallies: of distinct pairs of sets.
+    """
+    import numpy as np
+
+    sides: dict[tuple[str, str], Side] = {}
+    for tally in tallies:
+        for side in (tally.a, tally.b):
+            sides.setdefault(side.samples, side)
+    if len(sides) < FEWEST:
+        return []
+    every, number = list(sides.values()), {samples: index for index, samples in enumerate(sides)}
+    wins, ties = np.zeros((2, len(sides), len(sides)))
+    for tally in tallies:
+        a, b = number[tally.a.samples], number[tally.b.samples]
+        if a != b:
+            wins[b, a], wins[a, b] = tally.rate.wins, tally.rate.trials - tally.rate.wins
+            ties[a, b] = ties[b, a] = tally.ties
+    return [
+        _ranked([every[i] for i in part], wins[np.ix_(part, part)], ties[np.ix_(part, part)])
+        for part in parts((wins + wins.T + ties) > 0)
+        if len(part) >= FEWEST
+    ]
+
+
+def _ranked(sides: Sequence[Side], wins: NDArray[np.float64], ties: NDArray[np.float64]) -> list[Ranked]:
+    import numpy as np
+    from scipy.special import expit
+
+    strengths, covariance = bradley_terry(wins + ties / 2)
+    spread = np.diag(covariance)
+    ahead = strengths[:, None] - strengths[None, :]
+    stronger = ahead > Z * np.sqrt(np.maximum(spread[:, None] + spread[None, :] - 2 * covariance, 0))  # row than column
+    shares = expit(strengths[:, None] + Z * np.sqrt(spread)[:, None] * np.array([0.0, -1.0, 1.0]))
+    trials = wins + wins.T
+    return [
+        Ranked(
+            side=sides[i],
+            rate=Rate(int(wins[i].sum()), int(trials[i].sum()), *shares[i].tolist()),
+            ties=int(ties[i].sum()),
+            first=1 + int(stronger[:, i].sum()),
+            last=len(sides) - int(stronger[i].sum()),
+        )
+        for i in np.argsort(-strengths, kind="stable")
+    ]

@@ -25,7 +25,7 @@ from diffrl.gallery.site import Site
 
 REPORT = "report.html"
 STATIC = Path(__file__).parent / "static"
-STYLES = ("gallery.css", "series.css", "report.css")
+STYLES = ("gallery.css", "series.css", "report.css", "tree_figure.css")
 FIRST_FIGURES = 4
 """Curves that show at once; held-out rewards come first."""
 PRECISION = ("precision", "engine", "compute_dtype", "outside_dtype", "scaling", "speed_up")
@@ -57,8 +57,7 @@ def report_document(site: Site, run: RunSource, values: Mapping[str, Any] | None
     """
     values = report_values(run) if values is None else values
     styles = "\n".join((STATIC / name).read_text(encoding="utf-8") for name in STYLES)
-    css = Markup(styles + (values["tree"].get("css") or ""))  # the gallery's own files
-    return site.render("report.html", css=css, **values)
+    return site.render("report.html", css=Markup(styles), **values)  # the gallery's own files
 
 
 def report_values(run: RunSource) -> dict[str, Any]:

@@ -145,16 +145,23 @@ def tree_part(run: RunSource) -> dict[str, Any]:
         if record is None:
             why = torn or "No tree was recorded. track.trees in the configuration records them."
             return {"figure": None, "why": why}
-        from diffrl.gallery.trees.figure import TREE_FIGURE_CSS, tree_figure
-        from diffrl.gallery.trees.splits import pictures
+        from diffrl.gallery.trees.figure import split_images, tree_figure
         from diffrl.gallery.trees.story import story
+        from diffrl.gallery.trees.view import tree_view
 
-        picture, paragraphs = _pictures(run.path / TREES / record.name), story(record)
-        figure = tree_figure(record, picture)
-        shown = [one.strip for one in paragraphs if one.strip is not None]
-        strips = {node: [pair for pair in pictures(record.nodes[node], picture) if pair[1]] for node in shown}
-        css = TREE_FIGURE_CSS
-        return {"figure": figure, "css": css, "record": record, "story": paragraphs, "strips": strips, "why": torn}
+        view, picture = tree_view(record), _pictures(run.path / TREES / record.name)
+        figure, sections = tree_figure(view, picture), story(view)
+        shown = [one.strip for one in sections if one.strip is not None]
+        files = {node: split_images(record.nodes[node]) for node in shown}
+        strips = {node: [(label, uri) for label, file in own if (uri := picture(file))] for node, own in files.items()}
+        return {
+            "figure": figure,
+            "names": view.names,
+            "record": record,
+            "story": sections,
+            "strips": strips,
+            "why": torn,
+        }
     except DiffrlError as error:
         return {"figure": None, "why": str(error)}
 

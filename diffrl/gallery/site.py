@@ -48,9 +48,9 @@ PAGES: Mapping[str, str] = {
     "report": "diffrl.gallery.pages.report:report",
     "vote": "diffrl.gallery.pages.vote:vote",
     "export": "diffrl.gallery.pages.export:export",
-    "votes": "diffrl.gallery.pages.vote:votes",
-    "preferences.jsonl": "diffrl.gallery.pages.vote:preferences_jsonl",
-    "preferences.parquet": "diffrl.gallery.pages.vote:preferences_parquet",
+    "votes": "diffrl.gallery.pages.votes:votes",
+    "preferences.jsonl": "diffrl.gallery.pages.votes:preferences_jsonl",
+    "preferences.parquet": "diffrl.gallery.pages.votes:preferences_parquet",
     "state": "diffrl.gallery.pages.live:state",
 }
 """Functions (site, query) -> Answer by the name that stands in an address."""

@@ -1,12 +1,14 @@
-"""The file of blind votes: one JSON object a line, only ever added to.
+"""Blind votes: the file that holds them, and which two images stand beside each other.
+
+The file has one JSON object a line and is only ever added to:
 
     {"id", "time", "voter", "session", "prompt", "a": side, "b": side, "left": "a"|"b", "choice": "a"|"b"|"tie"}
     {"id", "time", "voids": id of a vote}                              what undoing it writes
 
 A side is {"source", "path", "state", "sample", "picture", "rewards", "lower"}: the title and the absolute path of the
-run or folder, the state ("eval-80"), the sample's key (prompt, seed, group, root, path), the picture relative to
-`path`, every reward that was known when the vote was given, and the labels of those of which less is better (none in
-files of an older gallery, which has no "lower").
+run or folder, the state ("eval-80"), the sample's key (prompt, seed, group, root, path), the image relative to `path`,
+every reward that was known when the vote was given, and the labels of those of which less is better (none in files of
+an older gallery, which has no "lower").
 """
 
 from __future__ import annotations
@@ -16,36 +18,45 @@ import fcntl
 import json
 import os
 import threading
-from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, field
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass, field, replace
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Any, Literal
+from typing import Annotated, Any, Literal, NamedTuple
 from uuid import uuid4
 
+from pydantic import BeforeValidator, StrictInt, TypeAdapter
+
 from diffrl.files import read_own
+from diffrl.gallery.columns import Column, first_and_last, last_of_all
+from diffrl.gallery.compare import FOLDER, Row, match, pictured, standing
 from diffrl.gallery.errors import GalleryError
 from diffrl.gallery.numbers import finite
-from diffrl.gallery.records import Key, Sample, Source, State
+from diffrl.gallery.paths import present
+from diffrl.gallery.records import Brief, Sample, Source, State
+from diffrl.gallery.site import Site
 
+Letter = Literal["a", "b"]
 Choice = Literal["a", "b", "tie"]
+OTHER: Mapping[Any, Any] = {"a": "b", "b": "a", "tie": "tie"}
+"""What a letter or a choice becomes where A and B are exchanged."""
 _lock = threading.Lock()
 
 
 @dataclass(frozen=True)
 class Side:
-    """One of the two pictures of a vote; see the file's layout above."""
+    """One of the two images of a vote; see the file's layout above."""
 
     source: str
     path: str
     state: str
-    sample: Key
+    sample: tuple[str, StrictInt, StrictInt, StrictInt, str]
     picture: str
-    rewards: Mapping[str, float | None] = field(default_factory=dict)
+    rewards: Mapping[str, Annotated[float | None, BeforeValidator(finite)]] = field(default_factory=dict)
     lower: tuple[str, ...] = ()
 
     @property
-    def place(self) -> tuple[str, str]:
+    def samples(self) -> tuple[str, str]:
         """The set of samples that it belongs to."""
         return (self.path, self.state)
 
@@ -61,23 +72,15 @@ class Vote:
     prompt: str
     a: Side
     b: Side
-    left: Literal["a", "b"]
+    left: Letter
     choice: Choice
 
     def flipped(self) -> Vote:
-        """The same vote with A and B exchanged."""
-        other: dict[str, Any] = {"a": "b", "b": "a", "tie": "tie"}
-        return Vote(
-            self.id,
-            self.time,
-            self.voter,
-            self.session,
-            self.prompt,
-            self.b,
-            self.a,
-            other[self.left],
-            other[self.choice],
-        )
+        """Return the same vote with A and B exchanged."""
+        return replace(self, a=self.b, b=self.a, left=OTHER[self.left], choice=OTHER[self.choice])
+
+
+VOTE = TypeAdapter(Vote)
 
 
 @dataclass(frozen=True)
@@ -96,44 +99,43 @@ class Read:
 
 
 def side_of(source: Source, state: State, sample: Sample) -> Side:
-    """A sample as a side of a vote."""
+    """Return a sample as a side of a vote."""
     rewards = dict(sample.rewards) if sample.total is None else {"total": sample.total, **sample.rewards}
     lower = tuple(sorted(source.lower_is_better(state)))
     return Side(source.title, home(source), state.key, sample.key, sample.file or "", rewards, lower)
 
 
 def source_of(sources: Sequence[Source], side: Side) -> Source | None:
-    """The source of the gallery that a side came from; None if it is not shown."""
+    """Return the source of the gallery that a side came from; None if it is not shown."""
     return next((source for source in sources if home(source) == side.path), None)
 
 
 def home(source: Any) -> str:
-    """The absolute path of a run or folder."""
+    """Return the absolute path of a run or folder."""
     return str(Path(source.path).resolve())
 
 
-def add_vote(path: Path, voter: str, session: str, a: Side, b: Side, left: Literal["a", "b"], choice: Choice) -> Vote:
-    """Write a vote; returns it.
+def add_vote(path: Path, voter: str, session: str, a: Side, b: Side, left: Letter, choice: Choice) -> Vote:
+    """Write a vote and return it.
 
     Raises:
         GalleryError: the file cannot be written (503).
     """
-    vote = Vote(uuid4().hex, now(), voter, session, a.sample[0], a, b, left, choice)
+    vote = Vote(uuid4().hex, _now(), voter, session, a.sample[0], a, b, left, choice)
     _append(path, asdict(vote))
     return vote
 
 
 def void_vote(path: Path, vote: str) -> None:
-    """Take a vote back: a line that says so.
+    """Take a vote back: write a line that says so.
 
     Raises:
         GalleryError: the file cannot be written (503).
     """
-    _append(path, {"id": uuid4().hex, "time": now(), "voids": vote})
+    _append(path, {"id": uuid4().hex, "time": _now(), "voids": vote})
 
 
-def now() -> str:
-    """UTC, to the second."""
+def _now() -> str:
     return datetime.now(UTC).isoformat(timespec="seconds")
 
 
@@ -163,13 +165,13 @@ def _append(path: Path, record: Mapping[str, Any]) -> None:
 
 
 def read_votes(path: Path) -> Read:
-    """All votes that count; none if there is no file yet.
+    """Read all votes that count; none if there is no file yet.
 
     Raises:
         GalleryError: the file cannot be read as text (503); it is left as it is.
     """
     try:
-        text = read_own(path).decode()
+        lines = read_own(path).decode().split("\n")
     except FileNotFoundError:
         return Read()
     except (OSError, UnicodeDecodeError) as error:
@@ -178,55 +180,124 @@ def read_votes(path: Path) -> Read:
             "--votes FILE.",
             503,
         ) from error
-    *lines, last = text.split("\n")
     votes: dict[str, Vote] = {}
-    voided, unreadable = 0, 0
-    for line in [*lines, last] if _record(last) else lines:
-        record = _record(line)
-        if record is None:
-            unreadable += bool(line.strip())
-        elif "voids" in record:
+    voided = unreadable = 0
+    for number, line in enumerate(lines, 1):
+        try:
+            record = json.loads(line)
+        except (ValueError, RecursionError):
+            unreadable += bool(line.strip()) and number < len(lines)
+            continue
+        if isinstance(record, dict) and "voids" in record:
             voided += votes.pop(str(record["voids"]), None) is not None
-        elif (vote := _vote(record)) is not None:
+            continue
+        try:
+            vote = VOTE.validate_python(record)
             votes[vote.id] = vote
-        else:
+        except ValueError:
             unreadable += 1
     return Read(list(votes.values()), voided, unreadable)
 
 
-def _record(line: str) -> dict[str, Any] | None:
-    try:
-        record = json.loads(line)
-    except (ValueError, RecursionError):
-        return None
-    return record if isinstance(record, dict) else None
+class Pairing(NamedTuple):
+    """Samples of A and B beside each other.
+
+    Args:
+        briefs: of A and of B.
+        rows: those that both have.
+        shown: those of them that can be judged: both images were kept whatever they scored, with their own pixels, as
+            far as the index says.
+    """
+
+    briefs: list[list[Brief]]
+    rows: list[Row]
+    shown: list[Row]
 
 
-def _vote(record: Mapping[str, Any]) -> Vote | None:
-    """A vote, or None if a line is none."""
-    names = ("id", "time", "voter", "session", "prompt")
-    texts = [record.get(name) for name in names]
-    a, b = _side(record.get("a")), _side(record.get("b"))
-    left, choice = record.get("left"), record.get("choice")
-    if a is None or b is None or not all(isinstance(text, str) for text in texts):
-        return None
-    if left not in ("a", "b") or choice not in ("a", "b", "tie"):
-        return None
-    name, time, voter, session, prompt = (str(text) for text in texts)
-    return Vote(name, time, voter, session, prompt, a, b, left, choice)
+def pairing(a: Column, b: Column) -> Pairing:
+    """Put the samples of two sets beside each other.
+
+    Raises:
+        GalleryError: one of them cannot be read.
+    """
+    return _paired(a, b, [_briefs(a), _briefs(b)])
 
 
-def _side(record: Any) -> Side | None:
-    if not isinstance(record, dict):
-        return None
-    texts = [record.get(name) for name in ("source", "path", "state", "picture")]
-    sample, rewards = record.get("sample"), record.get("rewards")
-    if not all(isinstance(text, str) for text in texts) or not isinstance(rewards, dict):
-        return None
-    if not isinstance(sample, list) or [type(part) for part in sample] != [str, int, int, int, str]:
-        return None
-    source, path, state, picture = (str(text) for text in texts)
-    numbers = {str(name): finite(value) for name, value in rewards.items()}
-    lower = record.get("lower")
-    labels = tuple(str(label) for label in lower) if isinstance(lower, list) else ()
-    return Side(source, path, state, tuple(sample), picture, numbers, labels)
+def exact_samples(column: Column, briefs: Sequence[Brief], ids: Sequence[int]) -> dict[int, Sample]:
+    """Read samples whose own pixels are there, without what a vote does not need.
+
+    Args:
+        column: whose they are.
+        briefs: as they were read for the pairing; what a folder has changed since then is left out.
+        ids: of the wanted ones.
+    """
+    keys = {brief.id: brief.key for brief in briefs}
+    samples = [
+        replace(sample, metadata={})
+        for sample in column.source.samples(column.state, ids)
+        if sample.key == keys.get(sample.id) and sample.exact
+    ]
+    there = present(column.source.path, [one.file for one in samples if one.file], column.source.media)
+    return {sample.id: sample for sample in samples if sample.file in there}
+
+
+def usual_pair(site: Site, run: str = "") -> tuple[Column, Column]:
+    """Return the first two sets that have images of one prompt; the first two, whatever they have, if no others do.
+
+    Raises:
+        GalleryError: there are no two.
+    """
+    first = None
+    known: dict[str, list[Brief]] = {}
+    for pair in _candidates(site, run):
+        first = first or pair
+        try:
+            for one in pair:
+                if one.key not in known:
+                    known[one.key] = _briefs(one)
+            briefs = [known[one.key] for one in pair]
+            if _share_prompts(pair, briefs) and _paired(*pair, briefs).shown:
+                return pair
+        except GalleryError:  # a store that cannot be read; its own pages say so
+            continue
+    if first is None:
+        raise GalleryError(
+            "A vote compares two sets of images. There are not two of them here. Wait for the next evaluation, or "
+            "show two folders."
+        )
+    return first
+
+
+def _candidates(site: Site, run: str) -> Iterator[tuple[Column, Column]]:
+    """Yield the first and last evaluation of the run, or of each; then the last of one source and of another."""
+    for source in [site.source(run)] if run else site.runs:
+        try:
+            columns = first_and_last(source).columns
+        except GalleryError:
+            if run:
+                raise
+            continue
+        if len(columns) > 1:
+            yield columns[0], columns[-1]
+    last = [] if run else last_of_all(site.sources).columns
+    for number, b in enumerate(last):
+        for a in last[:number]:
+            yield a, b
+
+
+def _briefs(column: Column) -> list[Brief]:
+    return column.source.briefs(column.state, None)
+
+
+def _share_prompts(pair: Sequence[Column], briefs: Sequence[Sequence[Brief]]) -> bool:
+    """Whether two have a prompt in common, without which samples of runs are no pairs: quick, for many runs."""
+    prompts = ({brief.key[0] for brief in column} for column in briefs)
+    return FOLDER in [column.stream for column in pair] or bool(set.intersection(*prompts))
+
+
+def _paired(a: Column, b: Column, briefs: list[list[Brief]]) -> Pairing:
+    rows = [row for row in match(briefs, [a.stream, b.stream]).rows if None not in row.ids]
+    exact = [
+        [brief._replace(pictured=brief.pictured and brief.exact is not False) for brief in column] for column in briefs
+    ]
+    return Pairing(briefs, rows, standing(pictured(rows, exact), briefs))

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from diffrl.config import Config
-from diffrl.config.idle import idle_notes
+from diffrl.config.idle import unused_keys
 from diffrl.preflight.downloads import describe_downloads, downloads
 from diffrl.preflight.machine import TargetMachine
 from diffrl.preflight.preview import Preview
@@ -36,7 +36,7 @@ def check_config(
         verdict = f"The configuration is valid, and cannot run on {machine}:"
     return [
         *findings.lines,
-        *idle_notes(config),
+        *unused_keys(config),
         *(f"{'' if number else 'to fetch':<12} {line}" for number, line in enumerate(describe_downloads(missing))),
         verdict,
         *(f"  - {reason}" for reason in findings.not_here),

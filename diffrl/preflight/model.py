@@ -22,8 +22,7 @@ from diffrl.models.weights import weight_notes
 from diffrl.preflight.downloads import NOT_HERE
 from diffrl.preflight.preview import EVAL, TRAIN, Opening, Preview, below
 from diffrl.rollout.select import own_selection
-from diffrl.run.initial import begins_elsewhere
-from diffrl.run.lora_start import check_start
+from diffrl.run.start_weights import begins_elsewhere, check_start
 from diffrl.training.optim import make_optimizer
 from diffrl.training.policy import Policy
 from diffrl.training.prompt_report import add_encoders

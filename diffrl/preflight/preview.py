@@ -87,7 +87,7 @@ class Preview:
         Raises:
             ConfigError: that is not there, is of another model, or is not what the sha256 says.
         """
-        from diffrl.run.initial import pin_initial
+        from diffrl.run.start_weights import pin_initial
 
         return self.config if self.resumes else pin_initial(self.config)
 

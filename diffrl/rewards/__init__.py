@@ -1,1 +1,1 @@
-"""From pictures to a table of rewards."""
+"""From images to a table of rewards."""

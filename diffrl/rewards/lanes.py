@@ -1,4 +1,4 @@
-"""Threads in which rewards are computed while pictures are still being drawn.
+"""Threads in which rewards are computed while images are still being drawn.
 
 A lane does one thing after the other, in the order it was asked: one lane a device, so that rewards of a device do not
 compete for its memory, and one for each reward that waits for a server. Lanes never keep a process alive: a reward that
@@ -66,7 +66,7 @@ class Pending(Generic[T]):
             finish()
         except BaseException as error:  # raised again where the value is asked for
             self._error = error
-        self._work = None  # lets go of the pictures
+        self._work = None  # lets go of the images
         self.done.set()
 
     def left(self) -> float:

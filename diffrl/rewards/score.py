@@ -1,4 +1,4 @@
-"""Pictures to a `RewardTable`: every configured scorer, scaled and summed, raw values kept."""
+"""Images to a `RewardTable`: every configured scorer, scaled and summed, raw values kept."""
 
 from __future__ import annotations
 
@@ -64,18 +64,18 @@ class _Stream:
 
     @property
     def ahead(self) -> Sequence[Sequence[int]]:
-        """Batches whose pictures have not all come."""
+        """Batches whose images have not all come."""
         return self.pieces[len(self.pending) :]
 
 
 class Scoring:
-    """Scores samples as their pictures come, and gives the table in their order.
+    """Scores samples as their images come, and gives the table in their order.
 
-    Batches are cut at the same rows whatever the pieces in which pictures come, so the table does not depend on them.
+    Batches are cut at the same rows whatever the pieces in which images come, so the table does not depend on them.
 
     Args:
         scorers: at least one.
-        prompts: S prompts, in the order in which pictures will come.
+        prompts: S prompts, in the order in which images will come.
         groups: S group ids; empty: equal prompts are a group.
     """
 
@@ -84,7 +84,7 @@ class Scoring:
             places = {key: place for place, key in enumerate(dict.fromkeys(prompt.key for prompt in prompts))}
             groups = [places[prompt.key] for prompt in prompts]
         self._prompts, self._groups, self._seen = prompts, groups, 0
-        self._pictures: dict[int, Tensor] = {}  # first row -> pictures that some scorer still waits for
+        self._pictures: dict[int, Tensor] = {}  # first row -> images that some scorer still waits for
         keys = list(groups) if groups else [prompt.text for prompt in prompts]
         self._streams = [
             _Stream(s, batches_of(range(len(prompts)), s.batch_size, keys if s.scorer.spec.scope == "group" else ()))
@@ -92,7 +92,7 @@ class Scoring:
         ]
 
     def add(self, images: Tensor) -> None:
-        """The next pictures, (B, 3, H, W) or (B, F, 3, H, W) uint8; returns at once where scorers have lanes."""
+        """The next images, (B, 3, H, W) or (B, F, 3, H, W) uint8; returns at once where scorers have lanes."""
         self._pictures[self._seen] = images
         self._seen += len(images)
         for stream in self._streams:
@@ -102,7 +102,7 @@ class Scoring:
         self._pictures = {row: part for row, part in self._pictures.items() if row + len(part) > needed}
 
     def _media(self, rows: Sequence[int]) -> Tensor:
-        """Pictures of these rows; a view where they came together, so that several scorers share them."""
+        """Images of these rows; a view where they came together, so that several scorers share them."""
         for first, part in self._pictures.items():
             if first <= rows[0] and rows[-1] < first + len(part) and list(rows) == list(range(rows[0], rows[-1] + 1)):
                 return part[rows[0] - first : rows[-1] + 1 - first]

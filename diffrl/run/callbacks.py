@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from diffrl.errors import ConfigError, DiffrlError
-from diffrl.run.opened import Run
+from diffrl.run.results import Run
 from reward_models.common.messages import show
 
 

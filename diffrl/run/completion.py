@@ -19,14 +19,13 @@ from diffrl.distributed.ranks import wait_for_all
 from diffrl.errors import DiffrlError, GuardStop
 from diffrl.files import discard, write_json
 from diffrl.precision.report import PrecisionReport
-from diffrl.run.beginning import start_line
 from diffrl.run.callbacks import Callback, Callbacks
-from diffrl.run.ending import again, broken_peer, no_stranger_exits, peer_gone, what_is_kept
-from diffrl.run.execution import TrainingRun
+from diffrl.run.directory import REPORT, SUMMARY
+from diffrl.run.execution import TrainingRun, start_line
 from diffrl.run.inputs import MEASURED_WITH
 from diffrl.run.journal import Journal, random_group
-from diffrl.run.longer import REPORT, SUMMARY
-from diffrl.run.opened import Run
+from diffrl.run.results import Run
+from diffrl.run.status import describe_kept, resume_command
 from diffrl.run.summary import (
     held_out_change,
     print_summary,
@@ -34,8 +33,9 @@ from diffrl.run.summary import (
     write_before_after,
     write_curve,
 )
+from diffrl.terminal.exits import broken_peer, forbid_sys_exit, peer_gone
 from diffrl.terminal.progress import Progress
-from diffrl.terminal.signals import AtOnce, Ended, Interruption, StopSignal
+from diffrl.terminal.signals import Ended, ImmediateStop, Interruption, StopSignal
 from diffrl.terminal.watch import watched
 from diffrl.tracking.endings import FAILED, RESUMED, STOPPED, other_inputs
 from diffrl.tracking.metrics import read_metrics
@@ -78,7 +78,7 @@ def run_to_completion(
         journal = Journal(run_dir, session.config, session.accelerator, progress.message, saved)
         stop.processes, stop.speaks, stop.log = session.accelerator.num_processes, main, journal.log
         progress.log = journal.log
-        stop.kept = lambda: what_is_kept(run_dir, journal.saved, iterations)
+        stop.kept = lambda: describe_kept(run_dir, journal.saved, iterations)
         messages = Messages([progress.message, journal.log], main)
         trainer = Trainer(session, messages)
         run = TrainingRun(trainer, journal, progress, stop, told)
@@ -97,7 +97,7 @@ def run_to_completion(
                 rows = read_metrics(run_dir / "metrics.jsonl")
                 progress.resume(trainer.iteration, [r["reward/mean"] for r in rows if r.get("reward/mean") is not None])
         try:
-            with no_stranger_exits():
+            with forbid_sys_exit():
                 told.start(opened)
                 run.run()
         except Interruption as end:
@@ -115,7 +115,7 @@ def run_to_completion(
                 raise failure from error
             raise
         except BaseException as error:
-            if not isinstance(error, AtOnce):  # which is reported where it ends
+            if not isinstance(error, ImmediateStop):  # which is reported where it ends
                 _log_failure(journal, error)
             raise
         finally:
@@ -136,9 +136,8 @@ def _report_interruption(run: TrainingRun, end: Interruption) -> None:
     name = "A callback asked the run to stop" if end.number is None else signal.Signals(end.number).name
     trainer, journal = run.trainer, run.journal
     if journal.saved == trainer.iteration:
-        trainer.messages.report(
-            f"{name}: checkpoint written after iteration {trainer.iteration}. Go on with: {again(journal.run_dir)}"
-        )
+        how = f"Go on with: {resume_command(journal.run_dir)}"
+        trainer.messages.report(f"{name}: checkpoint written after iteration {trainer.iteration}. {how}")
     else:
         trainer.messages.report(f"{name}: nothing was trained yet. {run.stop.kept()}")
 

@@ -23,10 +23,15 @@ from diffrl.rewards.score import WeightedScorer
 from diffrl.tracking.rewards import HELD_OUT, REWARDS, TRAINING
 from diffrl.training.inputs import versions
 
+SUMMARY, REPORT = "summary.json", "report.html"
+
 LOCK = ".lock"
+
 NOT_COMPARED = ("run_id", "versions", "prompts", "allocator")
 """Of environment.json: what names a run, what is compared one by one, and notes."""
+
 BEFORE_CONFIG = ("environment.json", REWARDS)
+
 UNFINISHED = {LOCK, ".config.yaml.tmp", *BEFORE_CONFIG, *(f".{name}.tmp" for name in BEFORE_CONFIG)}
 """All that a run leaves which was killed before it could be resumed; a new run may take its place."""
 
@@ -216,3 +221,12 @@ def _facts(scorer: WeightedScorer) -> dict[str, Any]:
 
 def _number(value: float) -> float | None:
     return float(value) if math.isfinite(value) else None
+
+
+def read_summary(run_dir: Path) -> dict[str, Any]:
+    """Return the run's summary; empty if it has none that can be read."""
+    try:
+        found = json.loads(read_own(run_dir / SUMMARY))
+    except (OSError, ValueError, RecursionError):
+        return {}
+    return found if isinstance(found, dict) else {}

@@ -7,18 +7,20 @@ import signal
 import time
 
 from diffrl import pulse
-from diffrl.cost.meter import IterationCost, network_evaluations
+from diffrl.config.schema import Config
+from diffrl.cost.meter import UNGRADED, IterationCost, network_evaluations
+from diffrl.cost.plan import Plan
 from diffrl.distributed.ranks import any_rank
 from diffrl.errors import DiffrlError, SourceError
 from diffrl.records import Iteration
-from diffrl.run.beginning import evaluation_totals, iteration_totals
 from diffrl.run.callbacks import Callbacks
+from diffrl.run.changes import kept_config
 from diffrl.run.journal import Journal
-from diffrl.run.kept_config import kept_config
 from diffrl.run.summary import short_name
 from diffrl.terminal.progress import Progress
 from diffrl.terminal.signals import Interruption, StopSignal
 from diffrl.training.loop import Metrics, Trainer
+from diffrl.training.session import Session
 
 
 class TrainingRun:
@@ -168,3 +170,41 @@ class TrainingRun:
             kept = {"inputs": session.inputs, "input_changes": session.input_changes}
             state = {**trainer.state(), "config": kept_config(self.config), **kept}
             self.journal.checkpoint(trainer.iteration, session, trainer.averages, state)
+
+
+def start_line(session: Session) -> str:
+    """The model, what is trained of it, the samples of an iteration, the machine and the precision."""
+    c, ranks = session.config, session.accelerator.num_processes
+    trained = sum(p.numel() for p in session.policy.parameters.values())
+    lora = "all of the transformer" if c.model.lora is None else f"a LoRA of rank {c.model.lora.rank}"
+    each = session.plan.samples // session.plan.groups
+    return (
+        f"{c.model.path} ({c.model.family}): {trained:,} parameters trained, {lora}. An iteration has "
+        f"{session.plan.groups} prompts x {each} samples. On {session.device}{f' x {ranks}' * (ranks > 1)} in "
+        f"{c.model.dtype}."
+    )
+
+
+def iteration_totals(plan: Plan, config: Config) -> dict[str, int]:
+    """What one process does in an iteration, on average, as `diffrl.pulse` counts it."""
+    shares = plan.iterations * plan.world_size
+    asked = {name: plan.velocities[name] // shares for name in (*UNGRADED, "update")}
+    drawn = ("explore", "rollout", "values", "old")
+    updates = sum(count for name, count in asked.items() if name not in drawn)
+    held_out = plan.evaluations * config.eval.samples
+    return {
+        **{name: asked[name] for name in drawn},
+        "update": updates,
+        pulse.DECODED: (plan.decodes - held_out) // shares,
+        pulse.SCORED: (plan.reward_calls - held_out * len(config.eval.rewards)) // shares,
+    }
+
+
+def evaluation_totals(plan: Plan, config: Config) -> dict[str, int]:
+    """The same of a held-out evaluation."""
+    samples = config.eval.samples // plan.world_size
+    return {
+        "evaluation": samples * config.eval.steps,
+        pulse.DECODED: samples,
+        pulse.SCORED: samples * len(config.eval.rewards),
+    }

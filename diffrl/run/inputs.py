@@ -16,8 +16,10 @@ from diffrl.training.session import Session
 
 ACCEPT = "--accept-changed-inputs"
 """The option; accept_changed_inputs=True in Python."""
+
 TRAINED_WITH = ("prompts.train", "model.path", "rewards.", "objective.", "credit.", "rollout.")
 """What the names begin with of inputs that weights depend on."""
+
 MEASURED_WITH = ("prompts.eval", "model.path", "eval.rewards.")
 """The same of inputs that held-out rewards and images depend on."""
 
@@ -107,23 +109,3 @@ def warn_of_inputs(then: Any, now: Mapping[str, str], what: str) -> list[str]:
 
 def _unknown(what: str) -> str:
     return f"{what} keeps no digests of prompts, base and rewards: whether they are the same is not known."
-
-
-def require_pinned(key: str, source: object, pinned: str | None, is_now: str, thing: str) -> None:
-    """Refuse what a configuration names with a sha256 and that has another one now.
-
-    Args:
-        key: of the sha256.
-        source: the file that was looked at.
-        pinned: the sha256 in the configuration; None = none is written down yet.
-        is_now: of the file.
-        thing: that it is, "LoRA".
-
-    Raises:
-        ConfigError: they differ.
-    """
-    if pinned not in (None, is_now):
-        raise ConfigError(
-            f"{key} must be that of {source}. Got {pinned}, and it has {is_now}: it is another {thing} now. Put the "
-            "former one back, or start a new run from this one."
-        )

@@ -1,38 +1,40 @@
-"""Where a run goes on, and what its directory lacks for that. Resuming deletes nothing that cannot be made again.
+"""Where a run goes on: the newest checkpoint that fits it, and what its records lack.
 
 checkpoints.json    the iteration of the newest checkpoint, so that one that is gone is missed
-before-1/           what lay in the run when it went back further than its newest checkpoint, went on otherwise from
-                    there, or began anew
 """
 
 from __future__ import annotations
 
 import json
-import os
-import shutil
-from collections.abc import Callable
-from itertools import count
+from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
-from diffrl.checkpoint.files import Checkpoint, latest_checkpoint, newest_first, remove_leftovers, step_of
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
+
+from diffrl.checkpoint.files import Checkpoint, latest_checkpoint
+from diffrl.checkpoint.state import require_optimizer, require_rng
 from diffrl.config import Config
-from diffrl.errors import CheckpointError, ConfigError, DiffrlError
-from diffrl.files import read_own, write_json
-from diffrl.run.directory import LOCK
-from diffrl.run.ending import again
-from diffrl.run.journal import CHECKPOINTS, NEWEST
-from diffrl.run.kept_config import compare_configs
+from diffrl.errors import CheckpointError, DiffrlError
+from diffrl.files import read_own
+from diffrl.run.changes import compare_configs, require_left
+from diffrl.run.directory import REPORT, read_summary
+from diffrl.run.journal import CHECKPOINTS, NEWEST, random_group
+from diffrl.run.status import resume_command
 from diffrl.tracking.index import INDEX, PICTURES
 from diffrl.tracking.metrics import read_metrics
 from diffrl.tracking.rewards import REWARDS
 from diffrl.tracking.store import SampleStore
+from diffrl.training.policy import require_weights
+from diffrl.training.session import Session
 from diffrl.trees.read import NAME as TREE
 from diffrl.trees.record import TREES
 
-BEFORE = "before-"
-STAYS = ("config.yaml", "environment.json", REWARDS, "log.txt")
-"""What a run that begins anew keeps in its place, and what was set aside gets a copy of."""
+Count = Annotated[int, Field(ge=0)]
+
+Amount = Annotated[float, Field(ge=0, allow_inf_nan=False)]
+
+Number = Annotated[float, Field(allow_inf_nan=False)]
 
 
 def find_checkpoint(
@@ -67,27 +69,9 @@ def find_checkpoint(
         had = f"had one of iteration {known}" if known is not None else f"trained {reached} iterations"
         raise CheckpointError(
             f"The checkpoints of {run_dir} are gone: it {had}, and {run_dir / CHECKPOINTS} holds none now. Put them "
-            f"back, or begin anew with: {again(run_dir)} --from-start, which sets aside all that there is."
+            f"back, or begin anew with: {resume_command(run_dir)} --from-start, which sets aside all that there is."
         )
     return None
-
-
-def require_left(config: Config, run_dir: Path, least: int) -> None:
-    """Refuse to go on to an iteration that was passed already.
-
-    Args:
-        config: with the number that is asked for.
-        run_dir: the run.
-        least: the lowest number that can be had.
-
-    Raises:
-        ConfigError: it is lower.
-    """
-    if config.run.iterations < least:
-        raise ConfigError(
-            f"run.iterations must be at least {least}, after what {run_dir} has trained already. Got "
-            f"{config.run.iterations}. Raise it."
-        )
 
 
 def newest_known(run_dir: Path) -> int | None:
@@ -101,7 +85,7 @@ def newest_known(run_dir: Path) -> int | None:
 
 def trained_iterations(run_dir: Path) -> int:
     """How many iterations the run's own records tell of."""
-    folders = [*_numbered(run_dir / PICTURES, "train-"), *_numbered(run_dir / TREES, "")]
+    folders = [*numbered_entries(run_dir / PICTURES, "train-"), *numbered_entries(run_dir / TREES, "")]
     return max([0, *(row["iteration"] for row in _rows(run_dir)), *(number + 1 for number, _ in folders)])
 
 
@@ -146,87 +130,7 @@ def _rows(run_dir: Path) -> list[dict[str, Any]]:
     return rows
 
 
-def make_room(run_dir: Path, checkpoint: Checkpoint | None, otherwise: bool = False) -> list[str]:
-    """Set aside what resuming would otherwise overwrite and could not make again; what was done, one message each.
-
-    What a kill leaves after the newest checkpoint is computed again bit for bit, and so stays to be rewritten. What
-    belongs to checkpoints that are damaged or gone is set aside, and so is all that was trained without any.
-
-    Args:
-        run_dir: the run, locked.
-        checkpoint: that it goes on from; None = it begins again.
-        otherwise: whether it goes on in another way than before, so that what came after would not come out the same.
-    """
-    if checkpoint is None:
-        return set_aside(run_dir) if trained_iterations(run_dir) else []
-    passed = any(step_of(path) > checkpoint.step for path in newest_first(run_dir / CHECKPOINTS))
-    passed |= (newest_known(run_dir) or 0) > checkpoint.step
-    passed |= otherwise and trained_iterations(run_dir) > checkpoint.step
-    return set_aside(run_dir, checkpoint.step) if passed else []
-
-
-def set_aside(run_dir: Path, step: int | None = None) -> list[str]:
-    """Move what a run holds into a folder of its own.
-
-    Args:
-        run_dir: the run, locked.
-        step: only what lies beyond this iteration, with copies of the records; None = everything.
-
-    Returns:
-        What was done.
-
-    Raises:
-        DiffrlError: the disk refused; what was not moved is where it was.
-    """
-    folder = next_folder(run_dir)
-    copied = STAYS if step is None else ("metrics.jsonl", INDEX, f"{INDEX}-wal", "log.txt")
-    making = folder.with_name(f".{folder.name}.tmp")
-    try:
-        shutil.rmtree(making, ignore_errors=True)
-        making.mkdir()
-        for name in copied:
-            if (run_dir / name).is_file():
-                shutil.copy2(run_dir / name, making / name)
-        os.replace(making, folder)
-        if (run_dir / CHECKPOINTS).is_dir():
-            remove_leftovers(run_dir / CHECKPOINTS)  # or half a checkpoint would lie there for good
-        if step is None:
-            _move_all(run_dir, folder)
-            return [f"All that lay in {run_dir} is in {folder} now, a run of its own. Training begins anew."]
-        _move_beyond(run_dir, folder, step)
-        write_json(run_dir / NEWEST, {"iteration": step})
-    except OSError as error:
-        shutil.rmtree(making, ignore_errors=True)
-        raise DiffrlError(f"What is in {run_dir} cannot be set aside in {folder}: {error}. Free space.") from error
-    return [f"What the run had beyond iteration {step} is kept in {folder}."]
-
-
-def next_folder(run_dir: Path) -> Path:
-    """The first of before-1, before-2, ... that is free."""
-    return next(run_dir / f"{BEFORE}{n}" for n in count(1) if not os.path.lexists(run_dir / f"{BEFORE}{n}"))
-
-
-def _move_all(run_dir: Path, folder: Path) -> None:
-    """Move everything; what tells that there were checkpoints last, so that a kill in between is no fresh start."""
-    stay = {*STAYS, LOCK}
-    names = [p.name for p in run_dir.iterdir() if p.name not in stay and not p.name.startswith(BEFORE)]
-    for name in sorted(names, key=lambda name: name == NEWEST):
-        os.replace(run_dir / name, folder / name)
-
-
-def _move_beyond(run_dir: Path, folder: Path, step: int) -> None:
-    """Move checkpoints after an iteration, and the pictures and trees of what led beyond it."""
-    checkpoints = [path for path in newest_first(run_dir / CHECKPOINTS) if step_of(path) > step]
-    pictures = [p for n, p in _numbered(run_dir / PICTURES, "train-") if n >= step]
-    pictures += [p for n, p in _numbered(run_dir / PICTURES, "eval-") if n > step]
-    trees = [path for number, path in _numbered(run_dir / TREES, "") if number >= step]
-    for path in (*pictures, *trees, *checkpoints):
-        target = folder / path.parent.name / path.name
-        target.parent.mkdir(exist_ok=True)
-        os.replace(path, target)
-
-
-def _numbered(folder: Path, prefix: str) -> list[tuple[int, Path]]:
+def numbered_entries(folder: Path, prefix: str) -> list[tuple[int, Path]]:
     """Entries of a folder that are named after an iteration: of samples by their stage, of trees without."""
     found = []
     for path in sorted(folder.iterdir()) if folder.is_dir() else ():
@@ -235,3 +139,120 @@ def _numbered(folder: Path, prefix: str) -> list[tuple[int, Path]]:
         elif not prefix and (match := TREE.fullmatch(path.name)):
             found.append((int(match[1]), path))
     return found
+
+
+def is_complete(run_dir: Path, config: Config) -> bool:
+    """Whether all is trained and written, and resuming would change nothing; what is damaged is not complete."""
+    summary = read_summary(run_dir)
+    if summary.get("iterations") != config.run.iterations or not summary.get("updates_with_gradient"):
+        return False
+    if not all((run_dir / name).is_file() for name in (REWARDS, "environment.json", REPORT)):
+        return False
+    problems: list[str] = []
+    try:
+        newest = latest_checkpoint(run_dir / CHECKPOINTS, problems.append)
+        if newest is None or newest.step != config.run.iterations or newest_known(run_dir) != newest.step:
+            return False
+        changed = compare_configs(newest.state.get("config"), config, str(run_dir / "config.yaml"))
+        return not problems and changed is None and not lost_history(run_dir, newest.step)
+    except (DiffrlError, OSError):
+        return False
+
+
+def describe_complete(run_dir: Path, iterations: int) -> str:
+    """What to tell of a run that is complete."""
+    return (
+        f"{run_dir} is finished: all {iterations} iterations are trained and everything is written. To train it "
+        f"further:\n  {resume_command(run_dir)} run.iterations={2 * iterations}"
+    )
+
+
+class _Strict(BaseModel):
+    model_config = ConfigDict(strict=True, extra="allow")
+
+
+class _Fidelity(_Strict):
+    low: Count
+    keep: Count
+    fallen_back: bool
+
+
+class _Sentinel(_Strict):
+    sums: dict[str, Number]
+    counts: dict[str, Annotated[int, Field(ge=1)]]
+    first: dict[str, Number]
+    best: dict[str, dict[str, Any]]
+    alarmed: Count
+
+
+class _Learning(_Strict):
+    updates: Count
+    idle: Count
+
+
+class _State(_Strict):
+    """What `Trainer.restore` and its caller read; what else there is, is left alone."""
+
+    iteration: Annotated[int, Field(ge=1)]
+    updates: Count
+    counts: dict[str, Amount]
+    peak_memory_bytes: Count
+    seconds: dict[str, Amount]
+    flat_iterations: Count
+    on_policy_error: Amount | None
+    fidelity: _Fidelity
+    sentinel: _Sentinel
+    optimizer: dict[str, Any]
+    learning: _Learning | None = None  # older checkpoints have none
+
+
+def averages_of(config: Config) -> list[str]:
+    """The averaged weights that a run keeps beside its policy, by their names in a checkpoint."""
+    kept = {"ema": config.train.ema is not None, "old": config.objective.old_policy_is_ema}
+    return [name for name, asked in kept.items() if asked]
+
+
+def require_fit(session: Session, checkpoint: Checkpoint) -> None:
+    """Refuse a checkpoint that is whole and yet not what `restore` needs.
+
+    Raises:
+        CheckpointError: what is missing, or of another kind.
+    """
+    state, tensors = checkpoint.state, checkpoint.tensors
+    require_state(state)
+    if state["iteration"] != checkpoint.step:
+        raise CheckpointError(f"Its state is of iteration {state['iteration']}, its name says {checkpoint.step}.")
+    averages = averages_of(session.config)
+    for name in {"ema", "old"} & (tensors.keys() ^ set(averages)):
+        raise CheckpointError(
+            f"The checkpoint and the configuration disagree on the averaged weights {name!r}. Resume with the run's "
+            "own configuration."
+        )
+    for name in ("policy", *averages):
+        require_weights(session.policy.parameters, _group(tensors, name))
+    require_optimizer(session.optimizer, _group(tensors, "optimizer"), state["optimizer"])
+    own = random_group(session.accelerator.process_index)
+    if (own in tensors) != (own in state):
+        raise CheckpointError(f"Of the generators {own!r}, the tensors or the values are missing.")
+    if own in tensors:  # a rank that was not there goes on as it was seeded
+        require_rng(tensors[own], state[own])
+
+
+def require_state(state: Mapping[str, Any]) -> None:
+    """Refuse a trainer's state that lacks a value, or has one of another type.
+
+    Raises:
+        CheckpointError: names the first.
+    """
+    try:
+        _State.model_validate(dict(state))
+    except ValidationError as error:
+        first = error.errors(include_url=False, include_input=False)[0]
+        where = ".".join(str(part) for part in first["loc"])
+        raise CheckpointError(f"Its state cannot be used at {where!r}: {first['msg']}.") from error
+
+
+def _group(tensors: Mapping[str, Mapping[str, Any]], name: str) -> Mapping[str, Any]:
+    if name not in tensors:
+        raise CheckpointError(f"It lacks the tensors of {name!r}.")
+    return tensors[name]

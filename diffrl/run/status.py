@@ -1,4 +1,7 @@
-"""How a run stands, by what lies in its directory: a process's exit code can be anybody's, if a reward ends it."""
+"""How a run stands, by what lies in its directory, and how it is gone on with.
+
+A process's exit code can be anybody's, if a reward ends it.
+"""
 
 from __future__ import annotations
 
@@ -9,10 +12,8 @@ from diffrl.checkpoint.files import newest_first, step_of
 from diffrl.errors import ConfigError
 from diffrl.gallery.progress import asked, how_it_ended, is_locked, read_rows
 from diffrl.gallery.runs import RunSource
-from diffrl.run.directory import LOCK, require_run_dir
-from diffrl.run.ending import what_is_kept
+from diffrl.run.directory import LOCK, read_summary, require_run_dir
 from diffrl.run.journal import CHECKPOINTS
-from diffrl.run.longer import read_summary
 
 EXIT_CODES = {"finished": 0, "failed": 3, "running": 4, "interrupted": 5}
 
@@ -56,7 +57,7 @@ def status_of(path: Path) -> Status:
     if is_locked(run_dir / LOCK):
         return Status("running", words("running"))
     newest = next(iter(newest_first(run_dir / CHECKPOINTS)), None)
-    kept = what_is_kept(run_dir, None if newest is None else step_of(newest), total)
+    kept = describe_kept(run_dir, None if newest is None else step_of(newest), total)
     if ended := how_it_ended(run):
         return Status("failed", f"{words(ended)} log.txt says why. {kept}")
     summary = read_summary(run_dir)
@@ -65,3 +66,24 @@ def status_of(path: Path) -> Status:
             return Status("failed", f"{words('nothing was trained')} log.txt says why.")
         return Status("finished", words("finished"))
     return Status("interrupted", f"{words('interrupted, or crashed')} {kept}")
+
+
+def describe_kept(run_dir: Path, saved: int | None, iterations: int) -> str:
+    """What a run that ends now leaves, and how to go on.
+
+    Args:
+        run_dir: the run.
+        saved: iteration of its newest checkpoint; None without any.
+        iterations: of the whole run.
+    """
+    command = resume_command(run_dir)
+    if saved is None:
+        return f"There is no checkpoint yet, so training starts again, with: {command}"
+    if saved == iterations:
+        return f"All {iterations} iterations are trained and kept. For what is written at the end: {command}"
+    return f"The newest checkpoint is of iteration {saved}. Go on with: {command}"
+
+
+def resume_command(run_dir: Path) -> str:
+    """The command that goes on with a run."""
+    return f"diffrl train --resume {run_dir}"

@@ -19,7 +19,7 @@ from diffrl.cost.meter import ALWAYS, PHASES
 from diffrl.gallery.plots import mark_other_inputs
 from diffrl.models.images import STILL_SIZE, Cell, comparison_grid, still
 from diffrl.records import Prompt
-from diffrl.run.ending import again
+from diffrl.run.status import resume_command
 from diffrl.tracking.index import asked
 from diffrl.tracking.metrics import read_metrics
 from diffrl.tracking.store import SampleStore
@@ -202,7 +202,7 @@ def print_summary(console: Console, summary: Mapping[str, Any], run_dir: Path, p
         f"diffrl gallery {run_dir}",
         f"diffrl generate --run {run_dir} --prompt {shlex.quote(prompt.text)}{image} --out samples",
         f"diffrl export {run_dir} --out exported",
-        f"{again(run_dir)} run.iterations={2 * summary['iterations']}",
+        f"{resume_command(run_dir)} run.iterations={2 * summary['iterations']}",
     ):
         told = program() + command.removeprefix("diffrl")
         console.print(f"  {told}", highlight=False, markup=False, soft_wrap=True)

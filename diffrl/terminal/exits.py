@@ -4,32 +4,43 @@ from __future__ import annotations
 
 import errno
 import os
+import re
 import signal
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
 import typer
 
 from diffrl.cost.host_limits import address_words
 from diffrl.errors import CheckpointError, ConfigError, DiffrlError
+from diffrl.terminal.signals import Ended, ImmediateStop, StopSignal
 from reward_models.common.errors import RewardError, is_out_of_memory
 
 PATIENCE = 30.0
 """Seconds that a rank other than the first waits with an error before it exits."""
+
 SHARED = (ConfigError, CheckpointError)
 """Errors that all ranks meet alike."""
+
 SPACE = "nothing more can be written{}. Free space, or raise the limit (ulimit -f)"
+
 FILES = "no more files can be open{}. Raise the limit (ulimit -n)"
+
 PROCESSES = "no more threads or processes can be started{}. End others, or raise the limit (ulimit -u)"
+
 SCARCE = {
     **dict.fromkeys((errno.ENOSPC, errno.EDQUOT, errno.EFBIG), SPACE),
     **dict.fromkeys((errno.EMFILE, errno.ENFILE), FILES),
     errno.EAGAIN: PROCESSES,
 }
 """What a system may have too little of, by the number of its error."""
+
 INTACT = "What was saved before is intact."
+
+PEER = re.compile(r"gloo|nccl|TCPStore|c10d|process group|ProcessGroup|connection (?:closed|reset)", re.IGNORECASE)
+"""What torch says when a process that it exchanges with is gone; it has no class of error for that on every backend."""
 
 
 class Terminated(KeyboardInterrupt):
@@ -109,3 +120,62 @@ def _fail(message: str, code: int, rank: int, shared: bool = False) -> None:
         if shared:
             typer.echo(line, err=True)
     raise SystemExit(code) from None
+
+
+@contextmanager
+def forbid_sys_exit() -> Iterator[None]:
+    """An exit that is not ours becomes an error, or the command would end as if all was done.
+
+    Raises:
+        DiffrlError: in its place.
+    """
+    try:
+        yield
+    except (Ended, ImmediateStop):
+        raise
+    except (SystemExit, KeyboardInterrupt) as error:
+        code = f"({error.code!r})" if isinstance(error, SystemExit) else ""
+        raise DiffrlError(
+            f"A reward, a plug-in or a library ended the program by {type(error).__name__}{code}, in the middle of the "
+            "run. What fails raises an exception instead; a reward reports a sample that it cannot score."
+        ) from error
+
+
+@contextmanager
+def report_exit(stop: StopSignal, say: Callable[[str], None]) -> Iterator[None]:
+    """Around a whole run: says what became of it where a signal ends it at once.
+
+    Args:
+        stop: receives the signals.
+        say: tells the user.
+
+    Raises:
+        DiffrlError: an exit that is not ours.
+        Ended: a signal ended it at once.
+    """
+    try:
+        with forbid_sys_exit():
+            yield
+    except ImmediateStop as end:
+        line = f"{signal.Signals(end.number).name}: the run ends at once. {stop.kept()}"
+        stop.log(line)
+        say(line)
+        raise Ended(128 + end.number) from None
+
+
+def broken_peer(error: BaseException, processes: int) -> bool:
+    """Whether an error says that another process of the run is gone."""
+    if processes == 1 or isinstance(error, DiffrlError):
+        return False
+    from torch.distributed import DistError
+
+    return isinstance(error, DistError) or (isinstance(error, RuntimeError) and PEER.search(str(error)) is not None)
+
+
+def peer_gone(kept: str) -> DiffrlError:
+    """The error of a process that is left alone."""
+    return DiffrlError(
+        "Another process of this run has ended or no longer answers, and this one cannot go on without it. Why is said "
+        "above, by that process or by the launcher; no message of its own means that it was killed, often by lack of "
+        f"memory. {kept}"
+    )

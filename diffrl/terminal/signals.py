@@ -41,7 +41,7 @@ class Interruption(Exception):  # noqa: N818 - no error: the run ends as it was 
         self.number = number
 
 
-class AtOnce(KeyboardInterrupt):
+class ImmediateStop(KeyboardInterrupt):
     """The run was asked to stop where there is nothing to finish, or a second time.
 
     Args:
@@ -95,7 +95,7 @@ class StopSignal:
     """Remembers SIGTERM and Ctrl-C where something is to be finished first, and elsewhere ends the run at once.
 
     A second signal, a second or more after the first, ends the run at once wherever it is; so does one that nothing
-    answers in time. What ends at once raises `AtOnce`; if that does not get through, the process ends without it.
+    answers in time. What ends at once raises `ImmediateStop`; if that does not get through, the process ends without.
 
     A notebook or a program that calls diffrl has more to lose than the run: its process is never ended from here
     (`owns_process` False), so a reward that hangs keeps it waiting, as any other function that hangs would.
@@ -190,7 +190,7 @@ class StopSignal:
         else:
             self._raised |= now - self._when > TWICE
         if self._raised:
-            raise AtOnce(number)
+            raise ImmediateStop(number)
 
     def _watch(self, reader: int) -> None:
         """Beside the main thread: end the process when an end does not come about."""

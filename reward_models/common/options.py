@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Callable
-from dataclasses import dataclass, fields, is_dataclass
+from dataclasses import MISSING, Field, dataclass, fields, is_dataclass
 from functools import wraps
 from pathlib import Path
 from typing import Annotated, Any, get_type_hints
@@ -32,16 +32,15 @@ def grouped(command: Callable[..., None]) -> Callable[..., None]:
     for name, parameter in inspect.signature(command).parameters.items():
         if name in groups:
             shown |= get_type_hints(groups[name], include_extras=True)
-            defaults |= {field.name: field.default for field in fields(groups[name])}
+            defaults |= {one.name: _default(one) for one in fields(groups[name])}
         else:
             shown[name], defaults[name] = hints[name], parameter.default
 
     @wraps(command)
-    def run(**given: Any) -> None:
-        made = {
-            name: kind(**{item.name: given.pop(item.name) for item in fields(kind)}) for name, kind in groups.items()
-        }
-        command(**made, **given)
+    def run(**options: Any) -> None:
+        for name, kind in groups.items():
+            options[name] = kind(**{one.name: options.pop(one.name) for one in fields(kind)})
+        command(**options)
 
     run.__annotations__ = shown
     run.__signature__ = inspect.Signature(  # type: ignore[attr-defined]
@@ -51,6 +50,11 @@ def grouped(command: Callable[..., None]) -> Callable[..., None]:
         ]
     )
     return run
+
+
+def _default(option: Field[Any]) -> Any:
+    """The default of a dataclass's field, as a signature has it: empty where it is required."""
+    return inspect.Parameter.empty if option.default is MISSING else option.default
 
 
 Paths = Annotated[

@@ -7,6 +7,7 @@ from typing import Any
 
 import yaml
 
+from reward_models.common.errors import RewardError
 from reward_models.common.messages import cut, quote
 from reward_models.common.reading import MOST_DIGITS, Unreadable, require_shallow
 
@@ -44,6 +45,18 @@ def load_yaml(text: str) -> Any:
         raise Unreadable(cut(" ".join(str(error).split()), 300)) from error
     require_shallow(value)
     return _unshared(value)
+
+
+def read_yaml(text: str, where: str) -> Any:
+    """Return the values, lists and mappings of a YAML text, for options of a command.
+
+    Raises:
+        RewardError: it is none.
+    """
+    try:
+        return load_yaml(text)
+    except Unreadable as error:
+        raise RewardError(f"{cut(where, 200)} cannot be read as YAML: {error}.") from error
 
 
 def _unshared(value: Any) -> Any:

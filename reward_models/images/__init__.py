@@ -1,1 +1,1 @@
-"""Scorers of pictures."""
+"""Scorers of images."""

@@ -20,14 +20,14 @@ ADDRESS = (
 
 
 class AestheticScorer:
-    """How pleasing a picture is, whatever its prompt: an affine map of its CLIP embedding.
+    """How pleasing an image is, whatever its prompt: an affine map of its CLIP embedding.
 
         score = head(image / |image|),   image = OpenAI CLIP ViT-L/14's projected embedding
 
     The head has five linear layers without activations, fitted to people's ratings from 1 to 10 (SAC, Logos, AVA).
     Mostly 4 to 7, unbounded in principle; used as it is or divided by 10.
 
-    Preprocessing is OpenAI's, on each picture by PIL: shorter side to 224, bicubic; centre crop, rounded as
+    Preprocessing is OpenAI's, on each image by PIL: shorter side to 224, bicubic; centre crop, rounded as
     torchvision rounds; CLIP's mean and spread. OpenAI's models are trained with QuickGELU: a conversion of CLIP
     whose configuration says otherwise is refused. The original embeds in float16 on a GPU; the head is float32 here
     and there.
@@ -107,5 +107,5 @@ def _sunset() -> torch.Tensor:
     sky = (1 - y)[..., None] * np.array([60, 50, 120]) + y[..., None] * np.array([255, 150, 60])
     glow = np.exp(-((x - 0.6) ** 2 + (y - 0.55) ** 2) / 0.02)[..., None] * np.array([120, 110, 60])
     hills = y > 0.7 + 0.05 * np.sin(9 * x) + 0.03 * np.sin(23 * x + 1)
-    picture = np.where(hills[..., None], np.array([25, 20, 35]), sky + glow).clip(0, 255).round().astype(np.uint8)
-    return torch.from_numpy(picture).permute(2, 0, 1).contiguous()
+    image = np.where(hills[..., None], np.array([25, 20, 35]), sky + glow).clip(0, 255).round().astype(np.uint8)
+    return torch.from_numpy(image).permute(2, 0, 1).contiguous()

@@ -1,6 +1,6 @@
-"""Pictures as the CLIP family wants them: small squares, normalised by the mean and spread of CLIP's training data.
+"""Images as the CLIP family wants them: small squares, normalised by the mean and spread of CLIP's training data.
 
-Pictures are resized one by one with PIL, because that is what the published scorers did: on uint8, rounded back to
+Images are resized one by one with PIL, because that is what the published scorers did: on uint8, rounded back to
 uint8, with PIL's bicubic filter. The result is theirs to the last bit. Resizing whole batches as tensors would be
 faster; on noise it is off by one grey level, and by two where it enlarges.
 """
@@ -25,17 +25,17 @@ STD = (0.26862954, 0.26130258, 0.27577711)
 SIDE = 224
 
 
-def normalise(pictures: Tensor, mean: tuple[float, ...] = MEAN, std: tuple[float, ...] = STD) -> Tensor:
-    """(x - mean) / std of pictures (B, 3, H, W) in [0, 1]."""
+def normalise(images: Tensor, mean: tuple[float, ...] = MEAN, std: tuple[float, ...] = STD) -> Tensor:
+    """(x - mean) / std of images (B, 3, H, W) in [0, 1]."""
     shape = (1, 3, 1, 1)
-    return (pictures - pictures.new_tensor(mean).view(shape)) / pictures.new_tensor(std).view(shape)
+    return (images - images.new_tensor(mean).view(shape)) / images.new_tensor(std).view(shape)
 
 
 @dataclass(frozen=True)
 class CenterCrop:
     """Resize the shorter side, cut out the centre, scale to [0, 1], normalise.
 
-    The longer side becomes int(side * longer / shorter). Exactly PIL's resize, torchvision's on PIL pictures and that
+    The longer side becomes int(side * longer / shorter). Exactly PIL's resize, torchvision's on PIL images and that
     of transformers' PIL processors.
 
     Args:
@@ -115,12 +115,12 @@ def pad_to_square(media: Tensor, side: int = SIDE, antialias: bool = True) -> Te
     Returns:
         float32 (B, 3, side, side) on the device of `media`; an odd pixel of padding goes right or below.
     """
-    pictures = media.float() / 255
-    height, width = pictures.shape[-2:]
+    images = media.float() / 255
+    height, width = images.shape[-2:]
     scale = side / max(height, width)
     size = max(1, round(height * scale)), max(1, round(width * scale))
     if size != (height, width):
-        pictures = functional.interpolate(pictures, size, mode="bicubic", align_corners=False, antialias=antialias)
+        images = functional.interpolate(images, size, mode="bicubic", align_corners=False, antialias=antialias)
     rows, columns = side - size[0], side - size[1]
     around = (columns // 2, columns - columns // 2, rows // 2, rows - rows // 2)
-    return normalise(functional.pad(pictures, around))
+    return normalise(functional.pad(images, around))

@@ -1,4 +1,4 @@
-"""CLIPScore: how well a picture fits its prompt, by any CLIP model."""
+"""CLIPScore: how well an image fits its prompt, by any CLIP model."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ DEFAULTS = {
 
 
 class ClipScorer:
-    """Cosine of the CLIP embeddings of picture and prompt.
+    """Cosine of the CLIP embeddings of image and prompt.
 
         score = <image, text> / (|image| |text|)
 
@@ -26,7 +26,7 @@ class ClipScorer:
     transformers' `logits_per_image` exp(logit_scale) cos, about 100 cos. `scale: 0.01` in the configuration gives
     100 cos. Scores of different CLIP models cannot be compared.
 
-    Preprocessing is the model's own, on each picture by PIL: shorter side to 224 (or what the model takes), bicubic;
+    Preprocessing is the model's own, on each image by PIL: shorter side to 224 (or what the model takes), bicubic;
     centre crop; mean and spread. Prompts are cut at the model's 77 tokens, the last of which stays the end token.
 
     Source: Radford et al. 2021, arXiv:2103.00020; Hessel et al. 2021, arXiv:2104.08718.

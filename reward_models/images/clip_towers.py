@@ -1,4 +1,4 @@
-"""CLIP models as two functions, of pictures and of prompts, whichever package runs them."""
+"""CLIP models as two functions, of images and of prompts, whichever package runs them."""
 
 from __future__ import annotations
 
@@ -17,12 +17,12 @@ from reward_models.neural import inference, pretrained, require_package, shared
 
 
 class Towers(Protocol):
-    """A model that embeds pictures and prompts in one space."""
+    """A model that embeds images and prompts in one space."""
 
     device: torch.device
 
     def images(self, media: Tensor) -> Tensor:
-        """Embeddings (B, D) of uint8 pictures (B, 3, H, W); not normalised."""
+        """Embeddings (B, D) of uint8 images (B, 3, H, W); not normalised."""
         ...
 
     def texts(self, prompts: Sequence[str]) -> Tensor:
@@ -40,7 +40,7 @@ def unit(embeddings: Tensor) -> Tensor:
 
 
 def similarity(towers: Towers, batch: RewardBatch) -> Tensor:
-    """Cosines (B,) of each picture with its prompt, float32. Equal prompts are embedded once."""
+    """Cosines (B,) of each image with its prompt, float32. Equal prompts are embedded once."""
     place = {prompt: row for row, prompt in enumerate(dict.fromkeys(batch.prompts))}
     rows = [place[prompt] for prompt in batch.prompts]
     with inference(towers.device):
@@ -86,7 +86,7 @@ class TransformersClip:
         self.dtype, self.device = dtype, torch.device("cpu")
 
     def images(self, media: Tensor) -> Tensor:
-        """Embeddings (B, D) of uint8 pictures (B, 3, H, W); not normalised."""
+        """Embeddings (B, D) of uint8 images (B, 3, H, W); not normalised."""
         pixels = self.crop(media).to(self.device, self.dtype)
         output: Tensor = self.model.get_image_features(pixel_values=pixels, return_dict=True).pooler_output
         return output
@@ -145,7 +145,7 @@ class OpenClip:
     Args:
         model: with float32 weights.
         tokenizer: of N prompts, makes token numbers (N, length).
-        transform: of uint8 pictures (B, 3, H, W), makes what the model takes.
+        transform: of uint8 images (B, 3, H, W), makes what the model takes.
         dtype: to compute in.
     """
 
@@ -155,7 +155,7 @@ class OpenClip:
         self.dtype, self.device = dtype, torch.device("cpu")
 
     def images(self, media: Tensor) -> Tensor:
-        """Embeddings (B, D) of uint8 pictures (B, 3, H, W); not normalised."""
+        """Embeddings (B, D) of uint8 images (B, 3, H, W); not normalised."""
         output: Tensor = self.model.encode_image(self.transform(media).to(self.device, self.dtype))
         return output
 
@@ -207,7 +207,7 @@ def load_open_clip(name: str, weights: str | None, reward: str, dtype: torch.dty
         raise RewardError(f"open_clip cannot load {name} with {weights} for the reward {reward}: {first}") from error
 
     def transform(media: Tensor) -> Tensor:
-        return torch.stack([preprocess(to_pil(picture)) for picture in media])
+        return torch.stack([preprocess(to_pil(image)) for image in media])
 
     return OpenClip(model, tokenizer, transform, dtype)
 

@@ -18,16 +18,16 @@ from reward_models.self_test import Contrast, contrast, drawing
 
 CLIP = "openai/clip-vit-base-patch32"
 SIDE = 32
-"""Of the reduced pictures that pixels are compared in."""
+"""Of the reduced images that pixels are compared in."""
 PIECE = 2**20
-"""Values that are floats at one time, or those of one picture: a group of clips is large already as bytes."""
+"""Values that are floats at one time, or those of one image: a group of clips is large already as bytes."""
 
 
 def pixel_features(frames: Tensor) -> Tensor:
-    """Pictures (N, 3, H, W) uint8 reduced to 32 x 32, as (N, 3072) float32 in [0, 1].
+    """Images (N, 3, H, W) uint8 reduced to 32 x 32, as (N, 3072) float32 in [0, 1].
 
     A reduced pixel is the mean of the pixels floor(i H / 32) .. ceil((i + 1) H / 32) - 1, and so across: adaptive
-    average pooling, which is `area` resizing wherever 32 divides the side. Floats are made of a few pictures at a time.
+    average pooling, which is `area` resizing wherever 32 divides the side. Floats are made of a few images at a time.
     """
     features = torch.empty(len(frames), 3, SIDE, SIDE, device=frames.device)
     most = max(1, PIECE // max(1, frames[:1].numel()))
@@ -54,7 +54,7 @@ class DiversityScorer:
 
     raw = mean over the other samples of the group of a distance:
 
-    - features "pixels": root-mean-square difference of the pictures reduced to 32 x 32 (`pixel_features`), channels in
+    - features "pixels": root-mean-square difference of the images reduced to 32 x 32 (`pixel_features`), channels in
       [0, 1]; of clips over all frames. 0 for copies, 1 for black against white.
     - features "clip": 1 - cosine of CLIP's projected image embeddings, preprocessed as the model's directory says;
       of clips frame by frame, then averaged. It goes by meaning rather than by layout.
@@ -118,7 +118,7 @@ class DiversityScorer:
         return self
 
     def contrasts(self) -> list[Contrast]:
-        """Pictures that differ from their mirror image against ones that hardly do (a group is a picture and that)."""
+        """Images that differ from their mirror image against ones that hardly do (a group is an image and that)."""
         symmetric = drawing("red", "circle")
         return [
             contrast(drawing(color, shape, x=0.25), symmetric, why)

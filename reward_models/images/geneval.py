@@ -50,7 +50,7 @@ class GenEvalScorer:
         model: directory or hub id of the detector, a transformers Mask2FormerForUniversalSegmentation.
         clip_model: directory or hub id of the CLIP that names colours.
         dtype: of both: "float32", "bfloat16" or "float16".
-        side: the shorter side in pixels that pictures are resized to for the detector, as in mmdet 800; its time and
+        side: the shorter side in pixels that images are resized to for the detector, as in mmdet 800; its time and
             memory grow with the square of it.
         threshold: least confidence of objects.
         counting_threshold: the same where the tag is "counting".
@@ -104,7 +104,7 @@ class GenEvalScorer:
         read_conditions(metadata)
 
     def __call__(self, batch: RewardBatch) -> RewardOutput:
-        """Score a batch of pictures.
+        """Score a batch of images.
 
         Raises:
             RewardError: the media are videos, or metadata have no `include`.
@@ -133,7 +133,7 @@ class GenEvalScorer:
         return self
 
     def contrasts(self) -> list[Contrast]:
-        """Drawings of things that COCO has, against an empty picture and against each other."""
+        """Drawings of things that COCO has, against an empty image and against each other."""
         pairs = (("clock", clock(), stop_sign()), ("stop sign", stop_sign(), torch.full((3, SIDE, SIDE), 153).byte()))
         return [
             Contrast(_asking_for(name, good), _asking_for(name, bad), f"there is a {name} in it")

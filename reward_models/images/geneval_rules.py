@@ -46,7 +46,7 @@ def class_name(name: str) -> str:
 
 @dataclass(frozen=True)
 class Detection:
-    """An object found in a picture.
+    """An object found in an image.
 
     Args:
         name: its class.

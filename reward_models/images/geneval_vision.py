@@ -20,7 +20,7 @@ GREY = 153
 class Detector:
     """Mask2Former on COCO's instances, in transformers' format, run as mmdet runs it for GenEval.
 
-    Pictures are resized (bilinear) to a shorter side of 800 pixels, the longer one at most 1333, then to multiples of
+    Images are resized (bilinear) to a shorter side of 800 pixels, the longer one at most 1333, then to multiples of
     32, where mmdet pads, and normalised by ImageNet's mean and standard deviation, as the checkpoint's processor says.
     Of all pairs of a query and a class the likeliest, as many as there are queries, are objects (see `instances`).
 
@@ -45,7 +45,7 @@ class Detector:
         self.classes = {class_name(label) for label in self.labels.values()}
 
     def __call__(self, pictures: Tensor, threshold: float) -> list[list[Detection]]:
-        """Objects with a confidence above `threshold` in pictures (B, 3, H, W) uint8."""
+        """Objects with a confidence above `threshold` in images (B, 3, H, W) uint8."""
         inputs = self.processor(images=list(pictures.cpu()), size=self.size, return_tensors="pt")["pixel_values"]
         device = self.model.device
         with inference(device):
@@ -66,7 +66,7 @@ class Detector:
 def instances(
     classes: Tensor, masks: Tensor, sizes: Sequence[tuple[int, ...]], threshold: float
 ) -> list[tuple[int, float, Tensor]]:
-    """Objects of one picture from Mask2Former's outputs, as mmdet's instance post-processing finds them.
+    """Objects of one image from Mask2Former's outputs, as mmdet's instance post-processing finds them.
 
     Of the probabilities of all classes but "no object" of all queries the largest N are taken. A query's mask is where
     its logits, resized bilinearly, are positive; the confidence is the probability times the mean of the mask's
@@ -75,7 +75,7 @@ def instances(
     Args:
         classes: logits (N, classes + 1), float32.
         masks: logits (N, h, w), float32.
-        sizes: (H, W) that masks are resized to, one after the other: the model's input, then the picture.
+        sizes: (H, W) that masks are resized to, one after the other: the model's input, then the image.
         threshold: confidences must exceed it.
 
     Returns:
@@ -101,7 +101,7 @@ def instances(
 class ColorClassifier:
     """Names the colour of objects by zero-shot CLIP, as GenEval does.
 
-    An object's picture is the picture with everything but its mask painted #999, cut to its box, preprocessed as the
+    An object's image is the image with everything but its mask painted #999, cut to its box, preprocessed as the
     checkpoint says (published: 224 pixels, bicubic, cut to the centre). A colour's embedding is the normalised mean of
     the normalised embeddings of its `color_texts`; the colour with the largest cosine wins.
 
@@ -115,12 +115,12 @@ class ColorClassifier:
         self.towers = load_clip(model, reward, dtype)
         self._known: dict[str, Tensor] = {}
 
-    def __call__(self, picture: Tensor, objects: Sequence[Detection], name: str) -> list[str]:
-        """The colour, of `COLORS`, of each object of class `name` in a picture (3, H, W) uint8."""
+    def __call__(self, image: Tensor, objects: Sequence[Detection], name: str) -> list[str]:
+        """The colour, of `COLORS`, of each object of class `name` in an image (3, H, W) uint8."""
         with inference(self.towers.device):
             if name not in self._known:
                 self._known[name] = self._embeddings(name)
-            images = unit(torch.cat([self.towers.images(cut_out(picture, item)[None]) for item in objects]))
+            images = unit(torch.cat([self.towers.images(cut_out(image, item)[None]) for item in objects]))
             likeness = images @ self._known[name].to(images.device).T
         return [COLORS[index] for index in likeness.argmax(-1).tolist()]
 
@@ -136,11 +136,11 @@ def color_texts(color: str, name: str) -> tuple[str, ...]:
     return f"a photo of a {color} {name}", f"a photo of a {color}-colored {name}", f"a photo of a {color} object"
 
 
-def cut_out(picture: Tensor, item: Detection) -> Tensor:
-    """An object of a picture (3, H, W) on grey, cut to its box; without a mask, only cut."""
+def cut_out(image: Tensor, item: Detection) -> Tensor:
+    """An object of an image (3, H, W) on grey, cut to its box; without a mask, only cut."""
     x0, y0, x1, y1 = (round(edge) for edge in item.box)
-    piece = picture[:, y0:y1, x0:x1]
+    piece = image[:, y0:y1, x0:x1]
     if item.mask is None:
         return piece
-    inside = torch.from_numpy(item.mask[y0:y1, x0:x1]).to(picture.device)
+    inside = torch.from_numpy(item.mask[y0:y1, x0:x1]).to(image.device)
     return torch.where(inside, piece, GREY)

@@ -18,7 +18,7 @@ FILES = {"2.0": "HPS_v2_compressed.pt", "2.1": "HPS_v2.1_compressed.pt"}
 
 
 class HPSv2Scorer:
-    """CLIP ViT-H/14, finetuned on human rankings of pictures of one prompt (HPD v2).
+    """CLIP ViT-H/14, finetuned on human rankings of images of one prompt (HPD v2).
 
         score = <image, text> / (|image| |text|)
 
@@ -26,7 +26,7 @@ class HPSv2Scorer:
     versions, or of different prompts, cannot be compared.
 
     Preprocessing differs from CLIP's: scale to [0, 1]; resize the *longer* side to 224 as float, bicubic, without
-    clamping; pad to a square with black, in the middle; CLIP's mean and spread. A picture of exactly 224 pixels is
+    clamping; pad to a square with black, in the middle; CLIP's mean and spread. An image of exactly 224 pixels is
     padded too, where the original leaves it oblong and fails. Whether resizing filters first (antialias) was left to
     torchvision's default, which has been on since 0.17 and was off when the paper's numbers were made: say
     antialias=False to compare with those. Prompts are cut at 77 tokens, the last of which stays the end token.

@@ -60,19 +60,19 @@ def head_of(hidden: int) -> nn.Sequential:
 
 
 class HPSv3Scorer:
-    """How much people are expected to prefer a picture, given its prompt: mu of HPSv3.
+    """How much people are expected to prefer an image, given its prompt: mu of HPSv3.
 
-    A Qwen2-VL-7B reads the picture and a fixed instruction (`INSTRUCTION`, verbatim from the package hpsv3 1.0.0) that
+    A Qwen2-VL-7B reads the image and a fixed instruction (`INSTRUCTION`, verbatim from the package hpsv3 1.0.0) that
     ends in the token <|Reward|>; a head (linear 1024, ReLU, linear 16, ReLU, linear 2) reads the last hidden state at
     that token, in float32. raw is its first output, mu: unbounded, can be negative. The part `sigma` is exp of the
     second output, the spread that the model was trained to state.
 
-    Preprocessing: the picture is resized with PIL's bicubic filter to multiples of 28 pixels with an area of about
+    Preprocessing: the image is resized with PIL's bicubic filter to multiples of 28 pixels with an area of about
     200704 (min and max pixels are both 256 * 28 * 28; 512 x 512 becomes 448 x 448), divided by 255 and normalised with
     CLIP's mean and standard deviation. A batch is padded on the right.
 
     Positions: the published code was written for transformers 4.45, where its model gets the positions 0, 1, 2, ... for
-    text and picture alike; transformers 5 would use Qwen2-VL's three-axis positions. "sequential", the default, is
+    text and image alike; transformers 5 would use Qwen2-VL's three-axis positions. "sequential", the default, is
     what the published code does; "mrope" is the other. How much the published weights differ between them is not
     known here. By its configuration (bf16: true) the published code computes in bfloat16 and casts the rotary
     frequencies with all the rest; dtype="bfloat16" does the same at half the memory of the default, but the
@@ -132,9 +132,9 @@ class HPSv3Scorer:
         return self
 
     def __call__(self, batch: RewardBatch) -> RewardOutput:
-        """Score images; a prompt with one of the model's own marks, or a sliver of a picture, is a failure."""
+        """Score images; a prompt with one of the model's own marks, or a sliver of an image, is a failure."""
         self.spec.require(batch)
-        asked = [self._question(picture, prompt) for picture, prompt in zip(batch.media, batch.prompts, strict=True)]
+        asked = [self._question(image, prompt) for image, prompt in zip(batch.media, batch.prompts, strict=True)]
         rows: list[tuple[float, Mapping[str, float], str | None]] = []
         for answer in self.qwen.answers(asked, "image"):
             if isinstance(answer, str):
@@ -145,11 +145,11 @@ class HPSv3Scorer:
             rows.append((mu if good else math.nan, {"sigma": sigma}, None if good else f"the model returned {mu}"))
         return output_of_rows(rows, ("sigma",))
 
-    def _question(self, picture: torch.Tensor, prompt: str) -> Question | str:
+    def _question(self, image: torch.Tensor, prompt: str) -> Question | str:
         try:
-            height, width = picture.shape[-2:]
+            height, width = image.shape[-2:]
             height, width = fitting_size(height, width, self.qwen.factor, PIXELS, PIXELS)
-            resized = np.array(to_pil(picture).resize((width, height), Image.Resampling.BICUBIC))
+            resized = np.array(to_pil(image).resize((width, height), Image.Resampling.BICUBIC))
             frames = torch.from_numpy(resized).permute(2, 0, 1)[None]
             return self.qwen.question(frames, self.instruction, prompt, "image")
         except CannotJudgeError as error:

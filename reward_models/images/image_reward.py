@@ -1,4 +1,4 @@
-"""ImageReward: a BLIP model that reads prompt and picture together and says how well people would like it."""
+"""ImageReward: a BLIP model that reads prompt and image together and says how well people would like it."""
 
 from __future__ import annotations
 
@@ -64,16 +64,16 @@ UNUSED = (
 
 
 class ImageRewardScorer:
-    """BLIP's ViT-L/16 and a BERT that attends to it, finetuned on human rankings of pictures of one prompt.
+    """BLIP's ViT-L/16 and a BERT that attends to it, finetuned on human rankings of images of one prompt.
 
         score = (head(h) - 0.16717363) / 1.03333950
 
-    h is the first token's last hidden state of BERT, reading the prompt with cross-attention to the picture; the head
+    h is the first token's last hidden state of BERT, reading the prompt with cross-attention to the image; the head
     has five linear layers without activations. 0 is the average over the training set and 1 its spread: 98% of
-    Stable Diffusion 1.4's pictures are between -2 and 2, says the repository's issue 5; UniRL trains on
+    Stable Diffusion 1.4's images are between -2 and 2, says the repository's issue 5; UniRL trains on
     (score + 2) / 4. Scores of different prompts cannot be compared.
 
-    Preprocessing on each picture by PIL: shorter side to 224, bicubic; centre crop, rounded as torchvision rounds;
+    Preprocessing on each image by PIL: shorter side to 224, bicubic; centre crop, rounded as torchvision rounds;
     CLIP's mean and spread. Prompts are lower-cased, padded and cut to 35 tokens, the last of which stays the end
     token. The head computes in float32 whatever the dtype.
 
@@ -157,7 +157,7 @@ class ImageRewardScorer:
 
 
 class _Blip(nn.Module):
-    """Picture and prompt to the head's output (B,), in the parts of transformers' BLIP."""
+    """Image and prompt to the head's output (B,), in the parts of transformers' BLIP."""
 
     def __init__(self, config: Mapping[str, Mapping[str, Any]]) -> None:
         from transformers import BlipTextConfig, BlipVisionConfig
@@ -175,9 +175,9 @@ class _Blip(nn.Module):
 
     def forward(self, pixels: Tensor, tokens: Tensor, mask: Tensor) -> Tensor:
         """(B, 3, side, side), (B, L) and (B, L) to (B,)."""
-        picture = self.vision(pixel_values=pixels, return_dict=True).last_hidden_state
+        image = self.vision(pixel_values=pixels, return_dict=True).last_hidden_state
         hidden = self.text(
-            input_ids=tokens, attention_mask=mask, encoder_hidden_states=picture, is_decoder=False, return_dict=True
+            input_ids=tokens, attention_mask=mask, encoder_hidden_states=image, is_decoder=False, return_dict=True
         ).last_hidden_state
         scores: Tensor = self.head(hidden[:, 0])
         return scores

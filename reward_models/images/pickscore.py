@@ -1,4 +1,4 @@
-"""PickScore: which of two pictures people would pick for a prompt."""
+"""PickScore: which of two images people would pick for a prompt."""
 
 from __future__ import annotations
 
@@ -14,11 +14,11 @@ class PickScorer:
 
         score = exp(logit_scale) <image, text> / (|image| |text|)
 
-    Roughly 18 to 24 on generated pictures, reported by its users and not checked here; Flow-GRPO trains on
+    Roughly 18 to 24 on generated images, reported by its users and not checked here; Flow-GRPO trains on
     score / 26. The difference of two scores of one prompt is the log-odds of the choice; scores of different prompts
     cannot be compared.
 
-    Preprocessing on each picture by PIL, as the processor of `laion/CLIP-ViT-H-14-laion2B-s32B-b79K` says: shorter
+    Preprocessing on each image by PIL, as the processor of `laion/CLIP-ViT-H-14-laion2B-s32B-b79K` says: shorter
     side to 224, bicubic; centre crop; CLIP's mean and spread. Prompts are cut at 77 tokens, the last of which stays
     the end token.
 

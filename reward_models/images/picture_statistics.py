@@ -21,62 +21,62 @@ PIECE = 2**21
 """Values of images that are measured at once."""
 
 
-def luma_of(pictures: Tensor) -> Tensor:
-    """Luma (B, H, W) in [0, 255], float32, of uint8 pictures (B, 3, H, W)."""
-    red, green, blue = pictures.float().unbind(1)
+def luma_of(images: Tensor) -> Tensor:
+    """Luma (B, H, W) in [0, 255], float32, of uint8 images (B, 3, H, W)."""
+    red, green, blue = images.float().unbind(1)
     return LUMA[0] * red + LUMA[1] * green + LUMA[2] * blue
 
 
-def laplacian_variance(pictures: Tensor) -> Tensor:
+def laplacian_variance(images: Tensor) -> Tensor:
     """Variance of the four-neighbour Laplacian of the luma, over the pixels that have all four neighbours.
 
     Laplacian at (y, x): Y(y-1, x) + Y(y+1, x) + Y(y, x-1) + Y(y, x+1) - 4 Y(y, x).
 
     Args:
-        pictures: (B, 3, H, W) uint8 with H, W >= 3.
+        images: (B, 3, H, W) uint8 with H, W >= 3.
 
     Returns:
         (B,) float32, in squared grey levels.
     """
-    luma = luma_of(pictures)
+    luma = luma_of(images)
     middle = luma[:, 1:-1, 1:-1]
     around = luma[:, :-2, 1:-1] + luma[:, 2:, 1:-1] + luma[:, 1:-1, :-2] + luma[:, 1:-1, 2:]
     return (around - 4 * middle).flatten(1).var(dim=1, correction=0)
 
 
-def rmscontrast(pictures: Tensor) -> Tensor:
-    """Standard deviation of the luma in [0, 1] of pictures (B, 3, H, W) uint8, (B,) float32."""
-    return (luma_of(pictures) / 255).flatten(1).std(dim=1, correction=0)
+def rmscontrast(images: Tensor) -> Tensor:
+    """Standard deviation of the luma in [0, 1] of images (B, 3, H, W) uint8, (B,) float32."""
+    return (luma_of(images) / 255).flatten(1).std(dim=1, correction=0)
 
 
-def colourfulness(pictures: Tensor) -> Tensor:
-    """Colourfulness M(3) of pictures (B, 3, H, W) uint8, (B,) float32.
+def colourfulness(images: Tensor) -> Tensor:
+    """Colourfulness M(3) of images (B, 3, H, W) uint8, (B,) float32.
 
     With rg = R - G and yb = (R + G) / 2 - B, channels in [0, 255]:
     M = sqrt(var(rg) + var(yb)) + 0.3 sqrt(mean(rg)^2 + mean(yb)^2).
     """
-    red, green, blue = pictures.float().flatten(2).unbind(1)
+    red, green, blue = images.float().flatten(2).unbind(1)
     opponents = torch.stack([red - green, (red + green) / 2 - blue])  # (2, B, pixels)
     spread = opponents.var(dim=2, correction=0).sum(0).sqrt()
     return spread + 0.3 * opponents.mean(dim=2).square().sum(0).sqrt()
 
 
-def in_pieces(measure: Callable[[Tensor], Tensor], pictures: Tensor) -> Tensor:
+def in_pieces(measure: Callable[[Tensor], Tensor], images: Tensor) -> Tensor:
     """Measure images (B, 3, H, W) a few at a time, (B,).
 
     Temporaries of a whole batch in float32 are gigabytes, which the system hands out and takes back page by page.
     """
-    return torch.cat([measure(part) for part in pictures.split(max(1, PIECE // pictures[0].numel()))])
+    return torch.cat([measure(part) for part in images.split(max(1, PIECE // images[0].numel()))])
 
 
 class _PixelScorer(WithoutWeights):
-    """Measures each picture on its own."""
+    """Measures each image on its own."""
 
     spec: ScorerSpec
     measure: Callable[[Tensor], Tensor]
 
     def __call__(self, batch: RewardBatch) -> RewardOutput:
-        """Score a batch of pictures.
+        """Score a batch of images.
 
         Raises:
             RewardError: the media are videos.
@@ -92,8 +92,8 @@ class SharpnessScorer(_PixelScorer):
     in [0, 255] (Pech-Pacheco et al. 2000, "Diatom autofocusing in brightfield microscopy"). The same kernel as
     OpenCV's `Laplacian` with ksize=1, whose usual recipe also rounds the luma and mirrors at the border.
 
-    Noise is sharp, and so is every picture that is made smaller: compare pictures of one size, and watch it rather than
-    reward it. Flat pictures score 0, blurred photographs below 100, sharp ones hundreds to thousands.
+    Noise is sharp, and so is every image that is made smaller: compare images of one size, and watch it rather than
+    reward it. Flat images score 0, blurred photographs below 100, sharp ones hundreds to thousands.
     """
 
     spec = ScorerSpec(
@@ -107,7 +107,7 @@ class SharpnessScorer(_PixelScorer):
     measure = staticmethod(laplacian_variance)
 
     def __call__(self, batch: RewardBatch) -> RewardOutput:
-        """Score a batch of pictures; below 3 x 3 pixels there is no Laplacian, and the score is NaN.
+        """Score a batch of images; below 3 x 3 pixels there is no Laplacian, and the score is NaN.
 
         Raises:
             RewardError: the media are videos.
@@ -120,7 +120,7 @@ class SharpnessScorer(_PixelScorer):
         return super().__call__(batch)
 
     def contrasts(self) -> list[Contrast]:
-        """A drawing against the same one blurred, and against a flat picture."""
+        """A drawing against the same one blurred, and against a flat image."""
         sharp = drawing("red", "square")
         blurred = torch.nn.functional.avg_pool2d(sharp.float(), 9, 1, 4, count_include_pad=False).round().byte()
         return [
@@ -133,7 +133,7 @@ class ContrastScorer(_PixelScorer):
     """Root-mean-square contrast: the standard deviation of the luma.
 
     raw = standard deviation of the BT.601 luma in [0, 1] over all pixels (Peli 1990, "Contrast in complex images"); 0
-    for a flat picture, 0.5 for one that is half black and half white.
+    for a flat image, 0.5 for one that is half black and half white.
     """
 
     spec = ScorerSpec(
@@ -148,7 +148,7 @@ class ContrastScorer(_PixelScorer):
     measure = staticmethod(rmscontrast)
 
     def contrasts(self) -> list[Contrast]:
-        """A dark shape on light ground against a light one, and against a flat picture."""
+        """A dark shape on light ground against a light one, and against a flat image."""
         dark = drawing("black", "square")
         return [
             contrast(dark, drawing("yellow", "square"), "black stands out more from light grey than yellow does"),
@@ -175,7 +175,7 @@ class ColourfulnessScorer(_PixelScorer):
     measure = staticmethod(colourfulness)
 
     def contrasts(self) -> list[Contrast]:
-        """Coloured pictures against grey ones."""
+        """Coloured images against grey ones."""
         red, coloured = drawing("red", "circle"), noise()
         return [
             contrast(red, drawing("black", "circle"), "red is a colour and black is none"),

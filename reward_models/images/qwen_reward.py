@@ -1,4 +1,4 @@
-"""What reward models on Qwen2-VL share: pictures to patches, the chat text, loading, and a head at special tokens.
+"""What reward models on Qwen2-VL share: images to patches, the chat text, loading, and a head at special tokens.
 
 Both published models (HPSv3, VideoAlign) are Qwen2-VL with a new token in the question; a small head reads the last
 hidden state at that token. Their checkpoints carry the key names of transformers 4.45; this file gives them those of
@@ -22,7 +22,7 @@ from reward_models.neural import inference, load_strict, pretrained
 MEAN, STD = (0.48145466, 0.4578275, 0.40821073), (0.26862954, 0.26130258, 0.27577711)
 """Of Qwen2-VL's image processor (CLIP's), for RGB in [0, 1]."""
 MOST_ELONGATED = 200
-"""Qwen2-VL refuses pictures whose longer side is more than this many times the shorter one."""
+"""Qwen2-VL refuses images whose longer side is more than this many times the shorter one."""
 UNUSED = ("lm_head.weight",)
 """In the published files, but not read by a reward head."""
 
@@ -169,12 +169,12 @@ class QwenReward(nn.Module):
 
     @property
     def factor(self) -> int:
-        """Sides of pictures must be multiples of this."""
+        """Sides of images must be multiples of this."""
         vision = self.config.vision_config
         return int(vision.patch_size) * int(vision.spatial_merge_size)
 
     def question(self, frames: Tensor, text: str, prompt: str, kind: Literal["image", "video"]) -> Question:
-        """The chat `<picture> text` as Qwen2-VL's chat template writes it, with the prompt put in for {text_prompt}.
+        """The chat `<image> text` as Qwen2-VL's chat template writes it, with the prompt put in for {text_prompt}.
 
         Args:
             frames: (F, 3, H, W) in [0, 255], of a fitting size.

@@ -1,6 +1,6 @@
 """Verifiable scorers of the embedded world of coloured shapes.
 
-In the manner of GenEval: read the prompt, find the objects in the picture, compare. `ShapesScorer` grades: how well
+In the manner of GenEval: read the prompt, find the objects in the image, compare. `ShapesScorer` grades: how well
 each asked object's outline, colour and size fit, how clearly the relations hold, what is there that should not be.
 `StrictShapesScorer` passes or fails, as a person would who looks closely, and says why. Both see the same things.
 """
@@ -49,7 +49,7 @@ __all__ = [
 
 
 class ShapesScorer(WithoutWeights):
-    """How well the picture shows what was asked for, in [0, 1]: the mean of the parts that apply, each graded.
+    """How well the image shows what was asked for, in [0, 1]: the mean of the parts that apply, each graded.
 
     Args:
         **tolerances: fields of `Tolerances`.
@@ -68,7 +68,7 @@ class ShapesScorer(WithoutWeights):
         self.tolerances = Tolerances(**tolerances)
 
     def __call__(self, batch: RewardBatch) -> RewardOutput:
-        """Score a batch of pictures; a prompt outside the grammar gives NaN for its sample.
+        """Score a batch of images; a prompt outside the grammar gives NaN for its sample.
 
         Raises:
             RewardError: the media are videos.

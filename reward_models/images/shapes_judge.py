@@ -1,4 +1,4 @@
-"""What a prompt of the world of coloured shapes asks for, compared with what was seen in the picture.
+"""What a prompt of the world of coloured shapes asks for, compared with what was seen in the image.
 
 Grades and verdicts of `reward_models.images.shapes`; `Tolerances` decide what still passes.
 """
@@ -25,7 +25,7 @@ Bools = NDArray[np.bool_]
 
 @dataclass(frozen=True)
 class Tolerances:
-    """What still passes strictly. Fits are in [0, 1], lengths fractions of the picture's side.
+    """What still passes strictly. Fits are in [0, 1], lengths fractions of the image's side.
 
     Args:
         color_fit: least mean fit of an object's interior to its asked colour against the others
@@ -34,8 +34,8 @@ class Tolerances:
             mean distances to the outlines of the asked shape and of the nearest other one. Below a radius of
             `fit_radius` less is asked, by the fourth power of the radius: there the shapes differ by less than a blur.
         fit_radius: see `shape_fit`.
-        outline: greatest such distance to the asked shape, in pixels of a picture of 32.
-        horn: greatest single deviation from it, in pixels of a picture of 32.
+        outline: greatest such distance to the asked shape, in pixels of an image of 32.
+        horn: greatest single deviation from it, in pixels of an image of 32.
         small: greatest radius (of a circle of the same area) of what is asked for small.
         large: least radius of what is asked for large.
         min_radius: least radius of any object.
@@ -43,7 +43,7 @@ class Tolerances:
         separation: least distance of two objects along a relation's axis; it must also exceed 0.7 of that along the
             other, so that on the diagonal both relations hold.
         background_error: greatest RGB distance (0-441) of the background to the world's light grey.
-        clutter: greatest amount of foreground outside the objects, as a fraction of the picture.
+        clutter: greatest amount of foreground outside the objects, as a fraction of the image.
     """
 
     color_fit: float = 0.5
@@ -71,7 +71,7 @@ class Tolerances:
 
 @dataclass(frozen=True)
 class Verdicts:
-    """What was asked for compared with what was seen, for B pictures.
+    """What was asked for compared with what was seen, for B images.
 
     Args:
         parts: per name of `PARTS`, (B,) float32 in [0, 1]; NaN where a prompt asks for nothing of the kind.
@@ -108,8 +108,8 @@ def judge(scenes: Sequence[SceneSpec], seen: Perception, tolerances: Tolerances)
     """Compare what was asked with what was seen.
 
     Args:
-        scenes: what the prompts of B pictures ask for.
-        seen: what the B pictures show.
+        scenes: what the prompts of B images ask for.
+        seen: what the B images show.
         tolerances: what passes strictly.
     """
     asked = _Asked.of(scenes)
@@ -157,7 +157,7 @@ def judge(scenes: Sequence[SceneSpec], seen: Perception, tolerances: Tolerances)
 
 
 def _cleanness(dirt: Array) -> Array:
-    """From 1 at 0; falls slower than exponentially at last, so that even pictures of noise differ in float32."""
+    """From 1 at 0; falls slower than exponentially at last, so that even images of noise differ in float32."""
     return np.where(dirt > 3, 3 * math.exp(-3) / np.maximum(dirt, 3), np.exp(-dirt))
 
 
@@ -209,7 +209,7 @@ _SHAPE = {name: i for i, name in enumerate(SHAPES)}
 
 @dataclass(frozen=True)
 class _Fits:
-    """Every asked thing beside every object seen; K = the most objects of a picture, 0 and False beyond its own.
+    """Every asked thing beside every object seen; K = the most objects of an image, 0 and False beyond its own.
 
     there (B, K) bool; x, y (B, 1, K); color, shape, size (B, A, K) float32 in [0, 1]; right_...: whether it passes.
     """
@@ -227,7 +227,7 @@ class _Fits:
 
 def _fits(asked: _Asked, objects: Objects, tolerances: Tolerances) -> _Fits:
     batch = len(asked.count)
-    found = np.bincount(objects.picture, minlength=batch)
+    found = np.bincount(objects.image, minlength=batch)
     width = max(1, int(found.max(initial=0)))
     first = np.cumsum(found) - found
     there = np.arange(width) < found[:, None]

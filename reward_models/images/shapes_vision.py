@@ -1,11 +1,11 @@
-"""Finding flat shapes in small pictures: geometry, palette and perception of the embedded world.
+"""Finding flat shapes in small images: geometry, palette and perception of the embedded world.
 
 Perception measures and judges nothing: it returns what it found with its quality, and the scorers of
-`reward_models.images.shapes` apply tolerances. A whole batch is measured at once, and every number of a picture is that
-picture's alone, whatever its batch. The analytic distance of a shape's outline lives here once: the renderer of
+`reward_models.images.shapes` apply tolerances. A whole batch is measured at once, and every number of an image is that
+image's alone, whatever its batch. The analytic distance of a shape's outline lives here once: the renderer of
 `diffrl.data.shapes` draws with it and the checker compares outlines with it.
 
-Lengths are in pixels in this file unless a name says otherwise. Letters: B pictures, N objects, C colours, S shapes.
+Lengths are in pixels in this file unless a name says otherwise. Letters: B images, N objects, C colours, S shapes.
 """
 
 from __future__ import annotations
@@ -35,35 +35,35 @@ SHAPES = ("circle", "square", "triangle")
 BACKGROUND = (232, 232, 232)
 
 MIN_OBJECT_AREA = 0.012
-"""Components smaller than this fraction of the picture are clutter, not objects."""
+"""Components smaller than this fraction of the image are clutter, not objects."""
 
 _FOREGROUND = 70.0  # RGB distance (0-441) from the background above which a pixel is certainly foreground
 _NOISE = 24.0  # below this a pixel is certainly background
 _SAME_HUE = math.cos(math.radians(14))  # of two neighbours' offsets from the background: the same object
 _TRIANGLE_SIDE = math.sqrt(4 / math.sqrt(3))  # of an equilateral triangle of unit area
-_REACH = 3 / 32  # of the picture's side: how far from an object the outline is looked for that it should have
+_REACH = 3 / 32  # of the image's side: how far from an object the outline is looked for that it should have
 _PERIMETER = np.array([2 * math.sqrt(math.pi), 4, 3 * _TRIANGLE_SIDE], dtype=np.float32)  # of `SHAPES` of unit area
 _CHUNK = 512 * 32 * 32  # pixels measured at once, which bounds memory
 
 
 @dataclass(frozen=True)
 class Objects:
-    """The objects of B pictures, each measured; N in all, those of a picture together, its largest first.
+    """The objects of B images, each measured; N in all, those of an image together, its largest first.
 
     Args:
-        picture: (N,) int64, the picture of each.
+        image: (N,) int64, the image of each.
         hue: (N, C) float32 in [0, 1], how well its interior fits each colour of the palette: 1 if every pixel is it, 0
             if every pixel is as near or nearer to another one, see `color_fit`.
         outline: (N, S) float32, mean distance between its outline and that of each of `SHAPES` at its own centre and
-            area, in pixels of a picture of 32: the area between the two, divided by the length of that shape's.
-        worst: (N, S) float32, the greatest of these distances in pixels of a picture of 32: what a horn or a bite is.
-        x: (N,) float32 centre, from the left, as a fraction of the picture's width.
+            area, in pixels of an image of 32: the area between the two, divided by the length of that shape's.
+        worst: (N, S) float32, the greatest of these distances in pixels of an image of 32: what a horn or a bite is.
+        x: (N,) float32 centre, from the left, as a fraction of the image's width.
         y: (N,) float32 centre, from the top, as a fraction of its height.
-        area: (N,) float32, as a fraction of the picture.
-        cut: (N,) bool, whether the picture's edge cuts it.
+        area: (N,) float32, as a fraction of the image.
+        cut: (N,) bool, whether the image's edge cuts it.
     """
 
-    picture: NDArray[np.int64]
+    image: NDArray[np.int64]
     hue: Array
     outline: Array
     worst: Array
@@ -75,12 +75,12 @@ class Objects:
 
 @dataclass(frozen=True)
 class Perception:
-    """B pictures, measured.
+    """B images, measured.
 
     Args:
         objects: what stands out.
         background_error: (B,) float32, RGB distance of the border's median colour to `BACKGROUND`.
-        clutter: (B,) float32, foreground that belongs to no object, as a fraction of the picture.
+        clutter: (B,) float32, foreground that belongs to no object, as a fraction of the image.
     """
 
     objects: Objects
@@ -119,8 +119,8 @@ def coverage(shape: str, x: float, y: float, area: float, height: int, width: in
         x: centroid from the left.
         y: centroid from the top.
         area: in square pixels.
-        height: of the picture.
-        width: of the picture.
+        height: of the image.
+        width: of the image.
 
     Returns:
         (height, width) float32 in [0, 1].
@@ -185,15 +185,15 @@ def color_fit(rgb: Pictures) -> Array:
     return np.maximum(1 - 2 * distance / (distance + other), 0)
 
 
-def perceive(pictures: Pictures) -> Perception:
-    """Measure pictures; a batch is remembered, so that two scorers of the same pictures see them once.
+def perceive(images: Pictures) -> Perception:
+    """Measure images; a batch is remembered, so that two scorers of the same images see them once.
 
     Args:
-        pictures: (B, H, W, 3) uint8 RGB.
+        images: (B, H, W, 3) uint8 RGB.
     """
-    if pictures.size > _MOST_REMEMBERED:
-        return _perceive(pictures)
-    return _remembered(pictures.tobytes(), pictures.shape)
+    if images.size > _MOST_REMEMBERED:
+        return _perceive(images)
+    return _remembered(images.tobytes(), images.shape)
 
 
 _MOST_REMEMBERED = 8_000_000
@@ -204,36 +204,36 @@ def _remembered(data: bytes, shape: tuple[int, ...]) -> Perception:
     return _perceive(np.frombuffer(data, dtype=np.uint8).reshape(shape))
 
 
-def _perceive(pictures: Pictures) -> Perception:
-    step = max(1, _CHUNK // max(1, pictures.shape[1] * pictures.shape[2]))
-    parts = [_measure(pictures[i : i + step]) for i in range(0, len(pictures), step)]
+def _perceive(images: Pictures) -> Perception:
+    step = max(1, _CHUNK // max(1, images.shape[1] * images.shape[2]))
+    parts = [_measure(images[i : i + step]) for i in range(0, len(images), step)]
     return parts[0] if len(parts) == 1 else _joined(parts, step)
 
 
 def _joined(parts: Sequence[Perception], step: int) -> Perception:
-    """Perceptions of `step` pictures each, the last of fewer, as one."""
+    """Perceptions of `step` images each, the last of fewer, as one."""
     columns = {
         f.name: np.concatenate([getattr(part.objects, f.name) for part in parts])
         for f in fields(Objects)
-        if f.name != "picture"
+        if f.name != "image"
     }
-    picture = np.concatenate([part.objects.picture + i * step for i, part in enumerate(parts)])
+    picture = np.concatenate([part.objects.image + i * step for i, part in enumerate(parts)])
     return Perception(
-        Objects(picture=picture, **columns),
+        Objects(image=picture, **columns),
         np.concatenate([part.background_error for part in parts]),
         np.concatenate([part.clutter for part in parts]),
     )
 
 
-def _measure(pictures: Pictures) -> Perception:
-    count, height, width, _ = pictures.shape
-    rgb = pictures.astype(np.float32)
+def _measure(images: Pictures) -> Perception:
+    count, height, width, _ = images.shape
+    rgb = images.astype(np.float32)
     border = np.concatenate([rgb[:, 0], rgb[:, -1], rgb[:, 1:-1, 0], rgb[:, 1:-1, -1]], axis=1)
     background = np.median(border, axis=1)  # (B, 3)
     offset = rgb - background[:, None, None]
     distance = np.sqrt(_dot(offset, offset))  # (B, H, W)
     which = _find(offset, distance)
-    objects = _measure_objects(pictures, offset, which)
+    objects = _measure_objects(images, offset, which)
     covered = _grown(_grown(which >= 0))
     stray = np.where((distance > _NOISE) & ~covered, np.minimum(distance / 128, 1), 0)
     error = background - np.array(BACKGROUND, dtype=np.float32)
@@ -277,7 +277,7 @@ def _find(offset: Array, distance: Array) -> NDArray[np.int32]:
     return which
 
 
-def _measure_objects(pictures: Pictures, offset: Array, which: NDArray[np.int32]) -> Objects:
+def _measure_objects(images: Pictures, offset: Array, which: NDArray[np.int32]) -> Objects:
     _, height, width = which.shape
     total = int(which.max(initial=-1)) + 1
     owner, rows, columns = np.nonzero(which >= 0)
@@ -297,7 +297,7 @@ def _measure_objects(pictures: Pictures, offset: Array, which: NDArray[np.int32]
         return (np.stack(sums, -1) / weight[:, None]).astype(np.float32)
 
     at = owner[inner], rows[inner], columns[inner]
-    hue, span = mean(color_fit(pictures[at])), mean(offset[at])
+    hue, span = mean(color_fit(images[at])), mean(offset[at])
 
     near, region = _surroundings(which, picture)
     item, rows, columns = np.nonzero(near)  # pixels around each object, (P,), one object after the other

@@ -1,6 +1,6 @@
 """A client of OpenAI-compatible servers (`/v1/chat/completions` of vLLM, SGLang, llama.cpp, OpenAI, ...).
 
-Pictures travel as lossless PNG. Requests run at once up to a limit; those that fail for a passing reason are repeated,
+Images travel as lossless PNG. Requests run at once up to a limit; those that fail for a passing reason are repeated,
 on the next server if there are several. Whatever happens, a request ends: with an answer, or with a reason; and a batch
 by its deadline, or at once if the user interrupts it.
 """
@@ -83,7 +83,7 @@ class ChatClient:
     a request got no answer in all its attempts, later ones of the same batch have one attempt until one is answered, so
     that a dead server does not hold up a batch for long.
     The time-out bounds an attempt as a whole, also where a server sends a byte now and then; the deadline bounds a
-    batch, and what has no answer by then is a failure. Redirects are not followed: they would take the pictures, and
+    batch, and what has no answer by then is a failure. Redirects are not followed: they would take the images, and
     the key, elsewhere. The key is sent in one header only, and is cut out of messages.
 
     Args:
@@ -151,7 +151,7 @@ class ChatClient:
 
         Args:
             contents: of each question a function that makes the content of the user's turn, called when its request
-                is sent, so that not all pictures are encoded in memory at once.
+                is sent, so that not all images are encoded in memory at once.
             **fields: of every request, over those of the constructor.
 
         Returns:

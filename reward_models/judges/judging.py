@@ -46,7 +46,7 @@ def judged(
     side: int | None = None,
     **fields: Any,
 ) -> list[Row]:
-    """Ask about every sample: the image that it is an edit of, if the batch has it, its pictures, and then the text.
+    """Ask about every sample: the image that it is an edit of, if the batch has it, its images, and then the text.
 
     Args:
         client: asks.
@@ -54,7 +54,7 @@ def judged(
         question: the text for a prompt.
         read: the score and its parts in a reply; raises AnswerError where there is none.
         frames: of a clip that are shown.
-        side: pictures are resized to side x side, bicubically, as a whole; None leaves them as they are.
+        side: images are resized to side x side, bicubically, as a whole; None leaves them as they are.
         **fields: of every request.
     """
 
@@ -63,8 +63,8 @@ def judged(
         if not clip.numel():
             raise AnswerError(f"there is nothing to see in {' x '.join(map(str, media.shape))} values")
         seen = [*source, *clip]
-        pictures = [image_content(picture if side is None else _squeezed(picture, side)) for picture in seen]
-        return [*pictures, {"type": "text", "text": question(prompt)}]
+        images = [image_content(image if side is None else _squeezed(image, side)) for image in seen]
+        return [*images, {"type": "text", "text": question(prompt)}]
 
     media = batch.media.detach().cpu()
     asked = zip(media, batch.prompts, *([batch.sources] if batch.sources else []), strict=True)
@@ -80,5 +80,5 @@ def judged(
     return rows
 
 
-def _squeezed(picture: Tensor, side: int) -> torch.Tensor:
-    return from_pil(to_pil(picture).resize((side, side), Image.Resampling.BICUBIC))
+def _squeezed(image: Tensor, side: int) -> torch.Tensor:
+    return from_pil(to_pil(image).resize((side, side), Image.Resampling.BICUBIC))

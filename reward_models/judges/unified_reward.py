@@ -53,12 +53,12 @@ LIMITS = (1.0, 5.0)
 
 
 class UnifiedRewardScorer:
-    """How well a picture or a clip fits its prompt and how good it looks, judged by UnifiedReward behind a chat server.
+    """How well an image or a clip fits its prompt and how good it looks, judged by UnifiedReward behind a chat server.
 
     Version 2.0 (Qwen-VL models) rates three axes from 1 to 5: alignment, coherence and style of an image; alignment,
     physics and style of a clip. raw is their mean, the axes are parts; usual scaling (raw - 1) / 4. A clip is shown as
     16 frames, floor(i * count / 16). Version 1.5 (LLaVA models, images only) gives one Final Score from 1 to 5; usual
-    scaling raw / 5; its pictures are resized to 512 x 512, whatever their shape, as Flow-GRPO does.
+    scaling raw / 5; its images are resized to 512 x 512, whatever their shape, as Flow-GRPO does.
 
     Questions are word for word those of the published code. Scores are read as `Alignment Score (1-5): 2.69` or
     `**Final Score:** 4`, the last of each if there are several; the "(1-5)" is never read as a score. An answer that
@@ -75,7 +75,7 @@ class UnifiedRewardScorer:
         model: as the server names it.
         version: "2.0" or "1.5".
         frames: of a clip that are shown.
-        side: resize pictures to side x side; default 512 in version 1.5, and not at all in 2.0.
+        side: resize images to side x side; default 512 in version 1.5, and not at all in 2.0.
         **connection: further options of `reward_models.judges.chat.ChatClient`: api_key_env, timeout, retries, backoff,
             deadline, concurrency, temperature, max_tokens, extra, check.
 

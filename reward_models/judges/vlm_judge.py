@@ -49,9 +49,9 @@ EDIT_TEMPLATES = {
 
 
 class VlmJudgeScorer:
-    """How good a vision-language model finds a picture or a clip, asked in your words.
+    """How good a vision-language model finds an image or a clip, asked in your words.
 
-    The model sees the picture (PNG, lossless), or up to `frames` frames of a clip in order (`shown_frames`), and then
+    The model sees the image (PNG, lossless), or up to `frames` frames of a clip in order (`shown_frames`), and then
     the text. With `source` it sees the image first that the sample is an edit of, or with which its video begins, and
     is asked about the instruction and about what should have stayed. The score is, by `answer`:
 

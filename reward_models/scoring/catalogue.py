@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import importlib.util
-import math
 from dataclasses import dataclass
 from typing import Any
 
@@ -12,23 +11,12 @@ from rich.padding import Padding
 from rich.table import Table
 from rich.text import Text
 
-from reward_models.base import ScorerSpec
+from reward_models.base import EXTRAS, ScorerSpec
 from reward_models.common.errors import RewardError
 from reward_models.contract import check_scorer
 from reward_models.registry import SCORERS, factory_of
 from reward_models.scoring.choices import Loaded
 from reward_models.self_test import self_test
-
-PACKAGES = {
-    "clip": ("open_clip",),
-    "ocr": ("rapidocr", "onnxruntime"),
-    "tesseract": ("pytesseract",),
-    "video": ("av", "cv2"),
-    "serve": ("fastapi", "uvicorn"),
-    "parquet": ("pyarrow",),
-}
-"""Modules that each extra of the package installs."""
-
 
 NARROW = 140
 """Columns that the table needs."""
@@ -57,7 +45,7 @@ def entry_of(name: str) -> Entry:
         return Entry(name, None, str(error), _extra_of(error.__cause__))
     except AttributeError:
         return Entry(name, None, f"{name} is no scorer: it has no `spec`.", None)
-    missing = spec.extra is not None and any(not _is_installed(module) for module in PACKAGES.get(spec.extra, ()))
+    missing = spec.extra is not None and any(not _is_installed(module) for module in EXTRAS[spec.extra])
     return Entry(name, spec, None, f"diffrl[{spec.extra}]" if missing else None)
 
 
@@ -68,36 +56,17 @@ def _is_installed(module: str) -> bool:
 def _extra_of(cause: BaseException | None) -> str | None:
     """What to install for a module that an import did not find."""
     module = (getattr(cause, "name", None) or "").partition(".")[0]
-    extra = next((extra for extra, modules in PACKAGES.items() if module in modules), None)
+    extra = next((extra for extra, modules in EXTRAS.items() if module in modules), None)
     return f"diffrl[{extra}]" if extra else None
 
 
 def entries_as_json() -> list[dict[str, Any]]:
-    """The list for machines; an unbounded range ends in null."""
-    made = []
-    for entry in entries():
-        spec = entry.spec
-        facts: dict[str, Any] = {"name": entry.name, "problem": entry.problem, "install": entry.install}
-        if spec is not None:
-            facts |= {
-                "description": spec.description,
-                "range": [value if math.isfinite(value) else None for value in spec.range],
-                "higher_is_better": spec.higher_is_better,
-                "media": list(spec.media),
-                "requires": list(spec.requires),
-                "uses_prompt": spec.uses_prompt,
-                "uses_source": spec.uses_source,
-                "scope": spec.scope,
-                "version": spec.version,
-                "memory": spec.memory,
-                "extra": spec.extra,
-                "weights": spec.weights,
-                "code_license": spec.code_license,
-                "weights_license": spec.weights_license,
-                "citation": spec.citation,
-            }
-        made.append(facts)
-    return made
+    """Return the list for machines; an unbounded range ends in null."""
+    return [
+        {"name": entry.name, "problem": entry.problem, "install": entry.install}
+        | (entry.spec.as_json() if entry.spec is not None else {})
+        for entry in entries()
+    ]
 
 
 def show_entries(console: Console) -> None:
@@ -124,11 +93,9 @@ def show_entries(console: Console) -> None:
 
 def _facts(spec: ScorerSpec) -> tuple[str, str, str]:
     """Media, needs and range of a reward, in words."""
-    needs = [*(["prompt"] if spec.uses_prompt else []), *(["source"] if spec.uses_source else []), *spec.requires]
-    needs += ["group"] if spec.scope == "group" else []
     low, high = (f"{value:g}" for value in spec.range)
     span = "unbounded" if low == "-inf" and high == "inf" else f"{low} to {high}"
-    return ", ".join(spec.media), ", ".join(needs), span + ("" if spec.higher_is_better else ", lower is better")
+    return ", ".join(spec.media), ", ".join(spec.needs), span + ("" if spec.higher_is_better else ", lower is better")
 
 
 def show_self_test(reward: Loaded, console: Console) -> bool:

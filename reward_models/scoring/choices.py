@@ -14,9 +14,8 @@ from reward_models.common.errors import RewardError
 from reward_models.common.messages import quote
 from reward_models.common.reading import Unreadable, read_text
 from reward_models.common.sections import first_problem
-from reward_models.common.yaml12 import MOST_CHARACTERS
+from reward_models.common.yaml12 import MOST_CHARACTERS, read_yaml
 from reward_models.registry import factory_of, load_reward, move, require_itself
-from reward_models.scoring.values import read_yaml
 from reward_models.settings import RewardSettings
 
 if TYPE_CHECKING:
@@ -145,15 +144,9 @@ def load(
         target = device_of(device or settings.device or "auto")
         scorer = load_reward(settings.name, **settings.options)
         moved = move(settings.name, scorer, target)
-        size: Any = batch_size or settings.batch_size or scorer.spec.batch_size
         if not examined:
             require_itself(settings.name, scorer, moved)
-            if not isinstance(size, int) or size < 1:
-                raise RewardError(
-                    f"A reward's batch_size must be a whole number of at least 1. The spec of {settings.name} has "
-                    f"{size!r}. Mend it, or give --batch-size."
-                )
-        made.append(Loaded(settings, scorer, size))
+        made.append(Loaded(settings, scorer, batch_size or settings.batch_size or scorer.spec.batch_size))
     return made
 
 

@@ -153,7 +153,7 @@ def examine(names: Sequence[str], options: RewardOptions, contract: bool) -> int
 
 def serve_rewards(names: Sequence[str], options: RewardOptions, server: ServerOptions) -> None:
     """Serve rewards to `remote` scorers elsewhere until the process is stopped."""
-    from reward_models.scoring.values import read_yaml
+    from reward_models.common.yaml12 import read_yaml
     from reward_models.serving.server import serve
 
     limits: dict[str, Any] = {}

@@ -35,9 +35,9 @@ def score_groups(
 ) -> list[Known]:
     """Score all groups with one reward.
 
-    Groups are those of a run; elsewhere pictures of the same prompt, or those of one folder where there are no prompts.
-    A picture that cannot be read has a failure, and the others of its group are compared without it. Scores are cached
-    under a key of all members, so that one more picture makes all of its group new.
+    Groups are those of a run; elsewhere images of the same prompt, or those of one folder where there are no prompts.
+    An image that cannot be read has a failure, and the others of its group are compared without it. Scores are cached
+    under a key of all members, so that one more image makes all of its group new.
 
     Returns:
         A score an item.

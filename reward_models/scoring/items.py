@@ -1,4 +1,4 @@
-"""A picture or a video that is to be scored: where it is and what came with it. Pixels are read when it is its turn."""
+"""An image or a video that is to be scored: where it is and what came with it. Pixels are read when it is its turn."""
 
 from __future__ import annotations
 
@@ -84,5 +84,5 @@ def peek(path: Path) -> Peek:
 
 
 def is_media(path: Path) -> bool:
-    """Whether a file's suffix is that of a picture or a video."""
+    """Whether a file's suffix is that of an image or a video."""
     return path.suffix.lower() in MEDIA_SUFFIXES

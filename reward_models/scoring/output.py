@@ -64,7 +64,7 @@ def check_targets(
 
 
 def _has_index(folder: Path) -> bool:
-    """Whether an index says what of a folder is scored, so that other pictures there are left out."""
+    """Whether an index says what of a folder is scored, so that other images there are left out."""
     return any((folder / name).exists() for name in ("samples.jsonl", "samples.sqlite"))
 
 

@@ -19,7 +19,7 @@ COLUMNS = 3
 
 
 def check_plot(target: Path) -> None:
-    """Refuse a target that is neither a folder nor a picture file, before anything is scored."""
+    """Refuse a target that is neither a folder nor an image file, before anything is scored."""
     if target.suffix and target.suffix.lower() not in (".png", ".svg", ".pdf"):
         raise RewardError(f"--plot takes a folder, or a file that ends in .png, .svg or .pdf. Got {target}.")
 
@@ -29,7 +29,7 @@ def draw(series: Sequence[Series], target: Path) -> list[Path]:
 
     Args:
         series: scores of the same samples.
-        target: a picture file for all in one, or a folder for `histogram-<label>.png` and `correlation.png`.
+        target: an image file for all in one, or a folder for `histogram-<label>.png` and `correlation.png`.
 
     Returns:
         The files written.

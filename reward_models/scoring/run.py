@@ -1,4 +1,4 @@
-"""The work itself: a window of pictures at a time is read, scored by every reward and handed on in order."""
+"""The work itself: a window of images at a time is read, scored by every reward and handed on in order."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from reward_models.scoring.items import Item, Peek
 from reward_models.scoring.samples import Read, call_scorer, title
 
 WINDOW_BATCHES = 4
-"""Batches of the largest size that a window holds, so that pictures of one size find each other."""
+"""Batches of the largest size that a window holds, so that images of one size find each other."""
 WINDOW_BYTES = 256 * 2**20
 """Pixels of a window; two windows are in memory: one is scored while the next is read."""
 
@@ -47,7 +47,7 @@ def score_items(
         advance: told how many scores were just made or found.
 
     Yields:
-        A row an item, in order. A picture that cannot be read, or scored, has a failure and stops nothing.
+        A row an item, in order. An image that cannot be read, or scored, has a failure and stops nothing.
 
     Raises:
         RewardError: a reward cannot work at all; what was scored before is in the cache.

@@ -38,8 +38,8 @@ def is_run(path: Path) -> bool:
 def samples_of_run(run: Path, stage: str | None, iterations: Sequence[int], skipped: Counter[str]) -> list[Item]:
     """Read the samples that can be measured and stand for all, in the order of iteration, stage, group, root and path.
 
-    A run keeps small copies of some pictures, and others for how much their score changed: neither counts. An index of
-    an older version does not say so; there every picture counts whose file is lossless.
+    A run keeps small copies of some images, and others for how much their score changed: neither counts. An index of
+    an older version does not say so; there every image counts whose file is lossless.
 
     Args:
         run: its directory; the run may be going on.

@@ -33,7 +33,7 @@ class Selection:
         paths: files, folders, patterns ("out/**/*.png") or directories of runs.
         stage: of runs, only this stage.
         iterations: of runs, only these; empty: all.
-        prompt: of every picture.
+        prompt: of every image.
         prompts: a file of prompts; see `captions.from_prompts_file`.
         media: "image" or "video": only these; None: all.
         limit: only the first, after sorting.
@@ -54,7 +54,7 @@ def collect(selection: Selection) -> Found:
     Those of runs are in the order of their addresses.
 
     Raises:
-        RewardError: a path that does not exist, no picture at all, or prompts that cannot be read.
+        RewardError: a path that does not exist, no image at all, or prompts that cannot be read.
     """
     if selection.prompt is not None and selection.prompts is not None:
         raise RewardError("--prompt TEXT and --prompts FILE cannot both say the prompts. Give one of them.")
@@ -156,7 +156,7 @@ def _of_folder(root: Path, skipped: Counter[str]) -> list[Item]:
 def _listed(folder: Path, files: Sequence[Path], skipped: Counter[str], whole: bool = False) -> list[Item]:
     """Items of a folder's files; where `diffrl generate` wrote an index, only what it lists, with its prompts.
 
-    So the grid of all pictures, which lies beside them, is left out.
+    So the grid of all images, which lies beside them, is left out.
 
     Args:
         folder: where they are.

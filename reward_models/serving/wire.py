@@ -11,7 +11,6 @@ from __future__ import annotations
 import json
 import math
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict
 from typing import Annotated, Any, Literal, NoReturn, Self, TypeVar
 
 import safetensors.torch
@@ -295,11 +294,11 @@ def _tensor(values: Sequence[float | None]) -> Tensor:
 
 def encode_listing(specs: Mapping[str, ScorerSpec], limits: Limits) -> bytes:
     """Return the answer to GET /v1/rewards; a range without a bound has null there."""
-    rewards = {
-        name: {**asdict(spec), "range": [bound if math.isfinite(bound) else None for bound in spec.range]}
-        for name, spec in specs.items()
-    }
-    return Listing(rewards=rewards, limits=limits, protocol=PROTOCOL).model_dump_json().encode()
+    return (
+        Listing(rewards={name: spec.as_json() for name, spec in specs.items()}, limits=limits, protocol=PROTOCOL)
+        .model_dump_json()
+        .encode()
+    )
 
 
 def decode_listing(body: bytes) -> Listing:

@@ -1,6 +1,6 @@
-"""Reading pictures that are one line of text each: RapidOCR's recogniser without its detector, in batches.
+"""Reading images that are one line of text each: RapidOCR's recogniser without its detector, in batches.
 
-Finding lines costs ten times as much as reading one. Where the whole picture is the line there is nothing to find.
+Finding lines costs ten times as much as reading one. Where the whole image is the line there is nothing to find.
 """
 
 from __future__ import annotations
@@ -23,10 +23,10 @@ LINE_HEIGHT = 48
 """Pixels that the recogniser wants."""
 
 BATCH = 16
-"""Pictures in one call of the network; more are no faster on a CPU."""
+"""Images in one call of the network; more are no faster on a CPU."""
 
 REMEMBERED = 4096
-"""Readings that are kept, so that a second reward need not read the same pictures again."""
+"""Readings that are kept, so that a second reward need not read the same images again."""
 
 
 class Line(NamedTuple):
@@ -39,7 +39,7 @@ class Line(NamedTuple):
 class LineReader:
     """RapidOCR's recogniser; the same pixels are read once.
 
-    A picture is scaled to a height of 48 pixels, its width in proportion but at least 48, by RapidOCR's own code.
+    An image is scaled to a height of 48 pixels, its width in proportion but at least 48, by RapidOCR's own code.
     RapidOCR alone would pad narrow lines to 320 pixels, at three times the cost; it reads the same.
 
     Args:
@@ -58,11 +58,11 @@ class LineReader:
         self._recognise, self._lock = engine.text_rec, Lock()
         self._known: OrderedDict[bytes, Line] = OrderedDict()
 
-    def __call__(self, pictures: Tensor) -> list[Line]:
-        """Read uint8 RGB pictures (B, 3, H, W), a line each."""
+    def __call__(self, images: Tensor) -> list[Line]:
+        """Read uint8 RGB images (B, 3, H, W), a line each."""
         from rapidocr.ch_ppocr_rec import TextRecInput
 
-        pixels = pictures.detach().cpu().permute(0, 2, 3, 1).flip(-1).contiguous().numpy()  # BGR, as RapidOCR has it
+        pixels = images.detach().cpu().permute(0, 2, 3, 1).flip(-1).contiguous().numpy()  # BGR, as RapidOCR has it
         keys = [hashlib.sha256(repr(one.shape).encode() + one.tobytes()).digest() for one in pixels]
         with self._lock:  # rewards may be computed in threads of their own
             new = {key: one for key, one in zip(keys, pixels, strict=True) if key not in self._known}

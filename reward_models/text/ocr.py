@@ -1,4 +1,4 @@
-"""Whether a picture shows the text it was asked for: optical character recognition against a target."""
+"""Whether an image shows the text it was asked for: optical character recognition against a target."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ Reader = Callable[[Tensor], str]
 
 
 def target_of(prompt: str, metadata: Mapping[str, Any]) -> str:
-    """The text that a picture should show: metadata["text"], else the first quoted text of the prompt.
+    """The text that an image should show: metadata["text"], else the first quoted text of the prompt.
 
     Raises:
         RewardError: there is none, or nothing is left of it without spaces.
@@ -56,7 +56,7 @@ def similarity(read: str, target: str) -> float:
 
 
 class OcrScorer(WithoutWeights):
-    """Text rendering: 1 minus the normalised edit distance of what is read in the picture to the target.
+    """Text rendering: 1 minus the normalised edit distance of what is read in the image to the target.
 
     raw = 1 - d / len(target); d = 0 if the target is contained in what was read, else min(Levenshtein distance,
     len(target)); both sides in lower case and without white space, lines joined in reading order. That is the reward of
@@ -66,15 +66,15 @@ class OcrScorer(WithoutWeights):
     quotes only where they cannot be apostrophes (`quoted`). A sample with metadata["text"] needs no prompt: "" will do,
     and its line for `diffrl score --prompts` is {"file": "a.png", "prompt": "", "text": "STOP"}; "prompt" may be
     left out, unless the text has quotes in it: it is taken for a caption then. A sample without a target is NaN. A
-    picture in which nothing is found is a valid reading of nothing and scores 0; an engine that fails is NaN, never 0.
+    image in which nothing is found is a valid reading of nothing and scores 0; an engine that fails is NaN, never 0.
 
     Engines:
 
     - "rapidocr": PP-OCRv6 small through ONNX Runtime on the CPU, with the weights that its wheel carries (nothing is
       downloaded); Latin and Chinese script. No turning of upside-down text, as in Flow-GRPO; pieces of text below
-      RapidOCR's confidence of 0.5 are left out. About 0.25 s of one core for a picture with one word, more with more.
-      `detect=False` takes every picture for one line of text and reads the batch together, without looking for where
-      text is: about 12 ms for a picture twice as wide as high, more for a wider one. Confidence plays no part then, and
+      RapidOCR's confidence of 0.5 are left out. About 0.25 s of one core for an image with one word, more with more.
+      `detect=False` takes every image for one line of text and reads the batch together, without looking for where
+      text is: about 12 ms for an image twice as wide as high, more for a wider one. Confidence plays no part then, and
       rewards with as many threads share what they read.
     - "tesseract": the program tesseract by pytesseract, English, page segmentation mode 11 (sparse text). The program
       is installed apart (Debian: tesseract-ocr).
@@ -84,7 +84,7 @@ class OcrScorer(WithoutWeights):
 
     Args:
         engine: "rapidocr" or "tesseract".
-        detect: False where each picture is one line of text; only for rapidocr.
+        detect: False where each image is one line of text; only for rapidocr.
         threads: how many ONNX Runtime computes with; 0 for as many as torch (OMP_NUM_THREADS sets both).
     """
 
@@ -122,7 +122,7 @@ class OcrScorer(WithoutWeights):
             )
 
     def __call__(self, batch: RewardBatch) -> RewardOutput:
-        """Score a batch of pictures; without `detect` they are read together, else one after the other.
+        """Score a batch of images; without `detect` they are read together, else one after the other.
 
         Raises:
             RewardError: the media are videos.
@@ -137,7 +137,7 @@ class OcrScorer(WithoutWeights):
         return output_of_rows([self._score(texts.get(i), target) for i, target in enumerate(targets)], PARTS, notes)
 
     def contrasts(self) -> list[Contrast]:
-        """A drawn word against another word, and against an empty picture."""
+        """A drawn word against another word, and against an empty image."""
         made = []
         for word, other in (("HELLO", "MUSIC"), ("MUSIC", "")):
             prompt = f'a sign that says "{word}"'
@@ -150,12 +150,12 @@ class OcrScorer(WithoutWeights):
         """Return the text that is looked for, in quotes; see `prompt_checks`."""
         return f'"{target_of(prompt, metadata)}"'
 
-    def _read_all(self, pictures: Tensor) -> list[str | Exception]:
-        """What stands in each picture, or why that is not known: engines raise what they like."""
+    def _read_all(self, images: Tensor) -> list[str | Exception]:
+        """What stands in each image, or why that is not known: engines raise what they like."""
         if self.lines is None:
-            return [_attempt(self.read, picture) for picture in pictures]
-        lines = _attempt(self.lines, pictures)
-        return [lines] * len(pictures) if isinstance(lines, Exception) else [line.text for line in lines]
+            return [_attempt(self.read, picture) for picture in images]
+        lines = _attempt(self.lines, images)
+        return [lines] * len(images) if isinstance(lines, Exception) else [line.text for line in lines]
 
     def _score(
         self, text: str | Exception | None, target: str | RewardError
@@ -170,13 +170,13 @@ class OcrScorer(WithoutWeights):
 
 
 class ExactOcrScorer(OcrScorer):
-    """1 if what is read in the picture is the target and nothing else, else 0.
+    """1 if what is read in the image is the target and nothing else, else 0.
 
     As `ocr` in all else: both sides in lower case and without white space.
 
     Args:
         engine: "rapidocr" or "tesseract".
-        detect: False where each picture is one line of text; only for rapidocr.
+        detect: False where each image is one line of text; only for rapidocr.
         threads: how many ONNX Runtime computes with; 0 for as many as torch.
     """
 
@@ -193,9 +193,9 @@ def _target_or_error(prompt: str, metadata: Mapping[str, Any]) -> str | RewardEr
         return error
 
 
-def _attempt(read: Callable[[Tensor], Any], pictures: Tensor) -> Any:
+def _attempt(read: Callable[[Tensor], Any], images: Tensor) -> Any:
     try:
-        return read(pictures)
+        return read(images)
     except Exception as error:
         return error
 

@@ -2,11 +2,11 @@
 
     a red circle moving left  |  a blue square moving up  |  a black triangle staying still
 
-Every frame is judged as a picture of one shape by `reward_models.images.shapes`; what is added here is time.
+Every frame is judged as an image of one shape by `reward_models.images.shapes`; what is added here is time.
 `MovingShapesScorer` grades, continuously: how well the frames show the object, how clearly it goes where it should, how
 evenly it moves. `StrictMovingShapesScorer` passes or fails, as a person would who looks closely, and says why.
 
-Lengths are fractions of the picture's side. Letters: B clips, F frames.
+Lengths are fractions of the image's side. Letters: B clips, F frames.
 """
 
 from __future__ import annotations
@@ -63,12 +63,12 @@ class ClipTolerances:
     Args:
         color_fit: least fit of the object's interior to its colour against the others.
         shape_fit: least fit of its outline to its shape against the others.
-        outline: greatest mean distance between its outline and that shape's, in pixels of a picture of 32.
-        horn: greatest single deviation from it, in pixels of a picture of 32.
+        outline: greatest mean distance between its outline and that shape's, in pixels of an image of 32.
+        horn: greatest single deviation from it, in pixels of an image of 32.
         min_radius: least radius of a circle of the object's area.
         max_radius: greatest radius of it.
         background_error: greatest RGB distance (0-441) of the background to the world's light grey.
-        clutter: greatest amount of foreground outside the object, as a fraction of the picture.
+        clutter: greatest amount of foreground outside the object, as a fraction of the image.
         travel: least distance from the first to the last frame along the asked direction.
         across: greatest distance across the asked direction, as a fraction of that along it.
         still: greatest distance from the first frame's position at any time, where nothing should move.
@@ -191,14 +191,14 @@ class _Track:
 
     @staticmethod
     def of(objects: Objects, count: int, frames: int) -> _Track:
-        picture, first = np.unique(objects.picture, return_index=True)  # the first of a picture is its largest
+        image, first = np.unique(objects.image, return_index=True)  # the first of an image is its largest
 
         def spread(values: Array) -> Array:  # (N,) to (B, F)
             filled = np.zeros(count * frames, dtype=np.float32)
-            filled[picture] = values[first]
+            filled[image] = values[first]
             return filled.reshape(count, frames)
 
-        there = spread(np.ones(len(objects.picture), dtype=np.float32)) > 0
+        there = spread(np.ones(len(objects.image), dtype=np.float32)) > 0
         place = np.stack([spread(objects.x), spread(objects.y)], -1)
         row = np.arange(count)
         start = place[row, there.argmax(1)]
@@ -291,7 +291,7 @@ class MovingShapesScorer(WithoutWeights):
         """Score a batch of videos; a prompt outside the grammar, or fewer than three frames, give NaN for the sample.
 
         Raises:
-            RewardError: the media are pictures.
+            RewardError: the media are images.
         """
         self.spec.require(batch)
         videos = batch.media.cpu().permute(0, 1, 3, 4, 2).contiguous().numpy()  # (B, F, H, W, 3)

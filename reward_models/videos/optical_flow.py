@@ -15,7 +15,7 @@ from reward_models.self_test import Contrast, clip, contrast
 RATE = 8.0
 """Frames per second that VBench looks at; also the rate of clips that do not say theirs, as in VBench."""
 LEAST_SIDE = 12
-"""In pixels; DIS refuses smaller pictures."""
+"""In pixels; DIS refuses smaller images."""
 PARTS = ("magnitude", "moving")
 
 
@@ -32,7 +32,7 @@ def flow_lengths(frames: NDArray[np.uint8]) -> NDArray[np.float32]:
     import cv2
 
     if frames.shape[2] > frames.shape[1]:
-        # DIS chooses the sizes of its pyramid by the width alone, and crashes on small wide pictures (12 x 40).
+        # DIS chooses the sizes of its pyramid by the width alone, and crashes on small wide images (12 x 40).
         frames = frames.swapaxes(1, 2)
 
     estimator: Any = cv2.DISOpticalFlow.create(cv2.DISOPTICAL_FLOW_PRESET_MEDIUM)
@@ -58,7 +58,7 @@ def moves(magnitudes: list[float], frames: int, side: int, fps: float) -> tuple[
     Args:
         magnitudes: `largest_mean` of each pair of sampled frames, in pixels.
         frames: how many frames were sampled.
-        side: the shorter side of the pictures in pixels.
+        side: the shorter side of the images in pixels.
         fps: of the clip as it is.
 
     Returns:

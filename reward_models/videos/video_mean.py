@@ -1,4 +1,4 @@
-"""Any scorer of pictures as a scorer of clips: its mean over frames."""
+"""Any scorer of images as a scorer of clips: its mean over frames."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def frame_rows(count: int, frames: int) -> list[int]:
 
 
 class VideoMeanScorer:
-    """The mean of a picture's score over frames of a clip.
+    """The mean of an image's score over frames of a clip.
 
     raw and every part = mean over the sampled frames, which are evenly spaced from the first to the last
     (`frame_rows`), so the same clip is always judged by the same frames. If one of them cannot be scored, the clip is
@@ -36,9 +36,9 @@ class VideoMeanScorer:
     wrapped scorer's. A scorer of groups compares frames of the same time with each other.
 
     Args:
-        reward: name of a scorer of pictures, or "module:Object".
+        reward: name of a scorer of images, or "module:Object".
         reward_options: its options.
-        frames: how many frames to score, at least 1. Memory and time of one call are those of a batch of pictures,
+        frames: how many frames to score, at least 1. Memory and time of one call are those of a batch of images,
             that many times one after the other.
     """
 

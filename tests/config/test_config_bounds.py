@@ -12,8 +12,7 @@ from reward_models import load_reward
 from reward_models.common.errors import RewardError
 from reward_models.common.messages import show
 from reward_models.common.reading import Unreadable
-from reward_models.common.yaml12 import load_yaml
-from reward_models.scoring.values import read_yaml
+from reward_models.common.yaml12 import load_yaml, read_yaml
 from tests.config.conftest import FULL
 
 BOMB = (

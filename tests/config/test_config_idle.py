@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from diffrl.config import load_config
-from diffrl.config.idle import idle_notes
+from diffrl.config.idle import unused_keys
 from diffrl.config.load import make_config
 from diffrl.cost.plan import make_plan
 from diffrl.functional.losses import nft_loss
@@ -37,7 +37,7 @@ NFT = {"kind": "nft", "old_decay_max": 0.0}
 def test_what_was_given_and_cannot_act_is_said(objective, updates, keys):
     credit = {} if objective["kind"] != "grpo" and "edges" not in objective else {"reward": "fused"}
     config = make_config(data_of(objective=objective, credit=credit, train={"updates_per_iteration": updates}))
-    notes = idle_notes(config)
+    notes = unused_keys(config)
     assert [note.removeprefix("Without effect: ").partition(";")[0] for note in notes] == keys
     assert [note.endswith(CLIPS) for note in notes] == ["clip" in key for key in keys]
 

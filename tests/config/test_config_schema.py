@@ -9,6 +9,7 @@ import pytest
 import yaml
 from pydantic import BaseModel
 
+from diffrl.bundled import recipes
 from diffrl.config.explain import _models_in
 from diffrl.config.load import config_schema, dump_config, load_config
 from diffrl.config.schema import Config
@@ -85,7 +86,7 @@ def test_the_schema_file_is_current():
     assert [key for key in sorted(keys) if f".{key}`" not in script.page_text()] == []
 
 
-@pytest.mark.parametrize("path", sorted((ROOT / "configs").rglob("*.yaml")), ids=lambda path: path.stem)
+@pytest.mark.parametrize("path", recipes().values(), ids=lambda path: path.stem)
 def test_shipped_configurations_fit_the_schema(path):
     schema = json.loads((ROOT / "configs/schema.json").read_text())
     assert faults(yaml.safe_load(path.read_text()), schema, schema) == []

@@ -11,11 +11,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from pydantic import ValidationError
 
+from diffrl.bundled import recipes
 from diffrl.config import Config, dump_config, load_config
 from diffrl.config.load import make_config
 
 ROOT = Path(__file__).parents[2]
-SHIPPED = sorted((ROOT / "configs").rglob("*.yaml"))
+SHIPPED = list(recipes().values())
 
 EXAMPLE = """\
 run:      {name: quickstart, dir: runs, seed: 0, iterations: 100, checkpoint_every: 20, eval_every: 20}

@@ -15,7 +15,7 @@ from diffrl.config.load import make_config
 from diffrl.distributed.ranks import make_accelerator
 from diffrl.distributed.sharding import blocks, roots, shard_network
 from diffrl.errors import CheckpointError, ConfigError
-from diffrl.run.aligned import load_aligned
+from diffrl.run.checkpoints import load_aligned
 from tests.distributed.test_distributed import idle_rank_run, launch, policy
 from tests.training.harness import (
     EXPLORE,

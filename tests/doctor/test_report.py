@@ -92,7 +92,7 @@ def test_a_section_that_dies_ends_no_other_one(tmp_path, monkeypatch):
 
 def test_wrong_requests_are_refused(tmp_path):
     with pytest.raises(ConfigError, match="--only must be one of parity"):
-        examine(DoctorRequest(tmp_path / "new", sections=["speeed"]), print)
+        examine(DoctorRequest(tmp_path / "new", only=["speeed"]), print)
     (tmp_path / "file").write_text("mine")
     with pytest.raises(ConfigError, match="--out must be new or empty"):
         examine(DoctorRequest(tmp_path), print)

@@ -12,7 +12,7 @@ from diffrl.export.comfyui import comfyui_tensors
 from diffrl.export.diffusers import export_run
 from diffrl.models.families import FAMILIES
 from diffrl.models.lora_file import FIRST_COMFYUI, SECOND_COMFYUI
-from diffrl.run.aligned import load_aligned
+from diffrl.run.checkpoints import load_aligned
 from tests.tiers import daily
 from tests.training.harness import settings, start
 from tests.training.test_two_networks import wan22, wan_settings  # noqa: F401

@@ -10,8 +10,8 @@ from safetensors.torch import load_file, save_file
 
 from diffrl.export.diffusers import export_run
 from diffrl.export.pictures import open_pipeline
-from diffrl.run.aligned import load_aligned
-from diffrl.run.initial import restore_initial
+from diffrl.run.checkpoints import load_aligned
+from diffrl.run.start_weights import restore_initial
 from tests.export.test_comfyui import ORIGINAL
 from tests.tiers import daily
 from tests.training.harness import make_trainer, settings, start

@@ -13,7 +13,7 @@ from diffrl.export.modelopt import STATE_FILE, export_quantised
 from diffrl.models.families import FAMILIES
 from diffrl.precision.layers import matches
 from diffrl.precision.weights import merged_copy
-from diffrl.run.aligned import load_aligned
+from diffrl.run.checkpoints import load_aligned
 from tests.training.harness import settings, start
 
 CPU = torch.device("cpu")

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
 from PIL import Image, ImageDraw
 
+from diffrl.gallery.trees.story import story
+from diffrl.gallery.trees.view import tree_view
 from diffrl.trees.record import PUSHED, Push, TreeLeaf, TreeNode, TreeRecord
 
 DIFFRL = {
@@ -199,6 +201,43 @@ def tilted(**more: Any) -> TreeRecord:
           for i in (5, 6)),
     ]  # fmt: skip
     return record(nodes, **{"rule": TILT, **more})
+
+
+def split(first: Mapping[str, Any], second: Mapping[str, Any], **more: Any) -> TreeRecord:
+    """One noise that splits into two images at noise level 0.50; `first` and `second` change the leaves' nodes."""
+    nodes = [TreeNode(0, None, 0, 0, None, 1.0, value=0.625)]
+    for child, (reward, changes) in enumerate(zip((1.0, 0.25), (first, second), strict=True)):
+        node = TreeNode(
+            child + 1, 0, 0, child, 2, 0.25, value=reward, advantage=1.0 - 2 * child, trained=True,
+            leaf=leaf(reward, (child,), advantage=1.0 - 2 * child),
+        )  # fmt: skip
+        nodes.append(replace(node, **changes))
+    return record(nodes, **{"branching": {2: 2}, **more})
+
+
+def said(facts: Any) -> dict[str, str]:
+    """What facts of a node say by their labels, with their notes."""
+    return {fact.label: fact.value + fact.note for fact in facts}
+
+
+def told(tree: TreeRecord) -> dict[str, dict[str, str]]:
+    """What the story's facts say by their labels, by the keys of their sections."""
+    view = tree_view(tree)
+    sections: dict[str, dict[str, str]] = {}
+    for section in story(view):
+        labels = [label for label, _ in section.facts]
+        assert len(set(labels)) == len(labels), "no label stands twice"
+        sections[section.key] = {
+            label: "".join(part if isinstance(part, str) else view.names[part] for part in parts)
+            for label, parts in section.facts
+        }
+    return sections
+
+
+def named(tree: TreeRecord, key: str) -> dict[str, list[int]]:
+    """Nodes that the facts of a section refer to, by label."""
+    (section,) = [one for one in story(tree_view(tree)) if one.key == key]
+    return {label: [part for part in parts if isinstance(part, int)] for label, parts in section.facts}
 
 
 def write(run: Path, tree: TreeRecord, frames: int = 1, size: int = 32) -> Path:

@@ -24,7 +24,7 @@ def test_a_split_shows_before_aim_and_after_and_leads_to_its_pictures(strict_pag
     assert len(set(sources)) == 3
     boxes = [panel.locator(".pushed img").nth(place).bounding_box() for place in range(3)]
     assert boxes[0]["x"] < boxes[1]["x"] < boxes[2]["x"] and len({round(box["y"]) for box in boxes}) == 1
-    assert "5.0 % of its length" in panel.inner_text()
+    assert "5.0 % of that length" in panel.inner_text()
     assert panel.locator(".shots").count() == 0, "the first image of the strip is the node's own"
     panel.locator(".ends-below button").last.click()
     assert "Image 1ab" in panel.inner_text() and panel.locator(".split").count() == 0

@@ -88,7 +88,7 @@ def test_pointer_story_and_neighbours(page, served, run):
     page.wait_for_url("**tree=000021-3")
     page.keyboard.press("p")
     page.wait_for_url("**tree=000020-3")
-    page.goto(f"{base}/tree?tree=000020-3#details-8")
+    page.goto(f"{base}/tree?tree=000020-3#steps-8")
     assert "Node 2a" in page.locator("#panel").inner_text()
 
 
@@ -96,8 +96,8 @@ def test_switches_hide_what_was_only_explored(page, served, run):
     page.goto(f"{served(run)}/tree?tree=000022-3")
     height = page.locator("#canvas").evaluate("one => one.offsetHeight / getComputedStyle(one).getPropertyValue('--u')")
     assert page.locator(".node:visible").count() == 112
-    page.locator("#drawn-only").click()
-    assert page.locator("#drawn-only").get_attribute("aria-pressed") == "true"
+    page.locator("#sampled-only").click()
+    assert page.locator("#sampled-only").get_attribute("aria-pressed") == "true"
     assert page.locator(".node:visible").count() == 20  # 4 noises, 8 half-finished, 8 pictures
     now = page.locator("#canvas").evaluate("one => one.offsetHeight / getComputedStyle(one).getPropertyValue('--u')")
     assert now < 0.6 * height
@@ -155,7 +155,7 @@ def test_a_new_tree_appears_and_nobody_loses_their_place(page, served, run):
     with page.expect_response(lambda answer: "/state" in answer.url):
         page.goto(f"{served(run)}/tree?tree=000022-3")
     page.locator("#node-0").click()
-    page.locator("#drawn-only").click()
+    page.locator("#sampled-only").click()
     page.evaluate("window.old = document.querySelector('.treefig')")
     assert page.locator("[data-go=next]").count() == 0
     assert page.locator("#size").evaluate("one => one.value === one.defaultValue"), "set, not touched"
@@ -168,7 +168,7 @@ def test_a_new_tree_appears_and_nobody_loses_their_place(page, served, run):
     assert page.locator("[data-go=next]").get_attribute("href").endswith("tree=000023-3")
     assert page.evaluate("old === document.querySelector('.treefig')") and page.locator("#panel").is_visible()
     assert page.locator(".node:visible").count() == 20 and page.locator("#live").is_hidden()
-    page.locator("#drawn-only").click()
+    page.locator("#sampled-only").click()
     page.locator("#node-1").press("Enter")
     assert page.locator(".node:visible").count() == 112 and page.locator("#node-1.chosen").count() == 1
     page.keyboard.press("n")
@@ -241,12 +241,12 @@ def test_on_a_phone_every_node_can_be_called_by_its_name(page, served, run):
     )
     assert min(page.evaluate(sizes)) >= 12
     box = page.locator("#box").bounding_box()
-    for css in ("#node-2 .words", "#node-2 .shot", ".head.last b"):
+    for css in ("#node-2 .words", "#node-2 .shot", ".head:last-child b"):
         found = page.locator(css).first.bounding_box()
         assert box["x"] <= found["x"] and found["x"] + found["width"] <= box["x"] + box["width"], css
     gaps = page.evaluate(
         "[...document.querySelectorAll('.node .chip-a')].map((one) => { const id = one.closest('.node').dataset.node;"
-        "const up = JSON.parse(document.getElementById('tree-nodes').textContent)[id].parent;"
+        "const up = JSON.parse(document.getElementById('tree-facts').textContent)[id].parent;"
         "const above = document.querySelector(`#node-${up} .shot`).getBoundingClientRect();"
         "return one.getBoundingClientRect().left - above.right; })"
     )
@@ -280,7 +280,7 @@ def test_without_scripts_everything_can_be_read(context_of, served, run):
     assert "Steps pushed up most" in page.locator("#story").inner_text()
     page.locator("#all-steps summary").click()
     assert page.locator("#all-steps tbody tr:visible").count() == 24
-    assert page.locator("#node-8").get_attribute("title").startswith("Node 2a, noise level 0.75, worth 1.000")
+    assert page.locator("#node-8").get_attribute("title").startswith("Node 2a, step 1 of 4, noise level 1.00 → 0.75")
 
 
 def test_the_exported_tree_opens_from_disk(page, made, tmp_path):
@@ -302,5 +302,5 @@ def test_the_exported_tree_opens_from_disk(page, made, tmp_path):
     page.wait_for_function(LOADED)
     page.keyboard.press("n")
     page.wait_for_function("document.querySelectorAll('.node').length === 64")
-    page.locator("#drawn-only").click()
+    page.locator("#sampled-only").click()
     assert page.locator(".node:visible").count() == 18

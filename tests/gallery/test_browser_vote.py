@@ -33,7 +33,7 @@ def test_a_vote_by_keyboard(tmp_path, served, page):
     assert page.locator("#prompt").inner_text() in prompts
     assert page.locator("#sides img").count() == 2
     page.wait_for_function("() => [...document.querySelectorAll('#sides img')].every((one) => one.naturalWidth === 32)")
-    fetched = "performance.getEntriesByType('resource').filter((one) => one.name.includes('/vote/picture/')).length"
+    fetched = "performance.getEntriesByType('resource').filter((one) => one.name.includes('/vote/image/')).length"
     page.wait_for_function(f"() => {fetched} === 6")  # the third pair comes before it is asked for
     assert go_on(page, "e") == "3 of 4"
     assert go_on(page, "u") == "2 of 4"

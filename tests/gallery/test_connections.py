@@ -6,8 +6,8 @@ from urllib.parse import urlsplit
 import pytest
 
 from diffrl.gallery import app as app_module
+from diffrl.gallery import forms
 from diffrl.gallery.app import serve
-from diffrl.gallery.pages import vote
 from reward_models.serving.connections import Connection
 from tests.patience import LONG, until
 
@@ -25,7 +25,7 @@ def tracebacks(caplog):
 
 @pytest.mark.parametrize("page", [b"vote", b"export"])
 def test_a_form_that_does_not_arrive_is_told_so(served, made, monkeypatch, caplog, page):
-    monkeypatch.setattr(vote, "BODY_SECONDS", 0.05)
+    monkeypatch.setattr(forms, "BODY_SECONDS", 0.05)
     with line_to(served(made)) as line:
         line.sendall(FORM % page)
         assert b" 408 " in line.recv(100)
@@ -34,7 +34,7 @@ def test_a_form_that_does_not_arrive_is_told_so(served, made, monkeypatch, caplo
 
 @pytest.mark.parametrize("page", [b"vote", b"export"])
 def test_a_client_that_goes_away_in_its_form_is_no_mistake_of_the_gallery(served, made, monkeypatch, caplog, page):
-    begun, body_of = [], vote.body_of
+    begun, body_of = [], forms._body_of
 
     async def watched(request):
         begun.append(1)
@@ -43,7 +43,7 @@ def test_a_client_that_goes_away_in_its_form_is_no_mistake_of_the_gallery(served
         finally:
             begun.append(2)
 
-    monkeypatch.setattr(vote, "body_of", watched)
+    monkeypatch.setattr(forms, "_body_of", watched)
     url = served(made)
     with line_to(url) as line:
         line.sendall(FORM % page)

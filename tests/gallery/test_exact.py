@@ -6,8 +6,8 @@ import random
 import pytest
 import torch
 
-from diffrl.gallery.ballots import Ballots
 from diffrl.gallery.columns import first_and_last
+from diffrl.gallery.pages.vote import Ballots
 from diffrl.gallery.runs import RunSource
 from diffrl.gallery.votes import add_vote, side_of
 from diffrl.tracking.store import SampleStore, StoredSample

@@ -228,10 +228,10 @@ def test_a_vote_keeps_which_way_its_rewards_go(run, tmp_path, client_of):
     ):
         one = opinions[name]
         assert one.lower is lower and (one.agrees.wins, one.agrees.trials) == (agreed, 3), name
-        assert (one.prefers_b.wins, one.alike, one.unknown) == (prefers, 1, 1), name
+        assert (one.prefers_b.wins, one.undecided, one.unknown) == (prefers, 1, 1), name
     page = client_of(run).get("/votes").text
     rows = dict(re.findall(r'<tr><td>([^<]*)</td><td class="number">([^<]*) <', page))
-    assert rows["blur (lower is better)"] == "67\u00a0%" and rows["total"] == "33\u00a0%"
+    assert rows["blur (lower is better)"] == "67&nbsp;%" and rows["total"] == "33&nbsp;%"
     assert re.search(r"blur 0\.900 → 0\.200 <span class=\"soft\">\(B\)", page)
 
 

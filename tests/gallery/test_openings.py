@@ -11,12 +11,13 @@ import pytest
 from scipy import stats
 
 from diffrl.gallery.trees.story import opening
+from diffrl.gallery.trees.view import tree_view
 from diffrl.gallery.votes import add_vote
 from tests.gallery import made_trees
 from tests.gallery.made import make_run
+from tests.gallery.made_trees import split
 from tests.gallery.test_compare import stored
 from tests.gallery.test_standings import SKILL, noisy
-from tests.gallery.test_tree_story import split
 from tests.gallery.test_votes import side
 
 WORDS = 25
@@ -91,13 +92,13 @@ def test_the_start_names_the_highest_run_only_if_all_are_measured_alike(tmp_path
 
 
 def test_a_tree_says_which_split_mattered_and_a_pool_what_was_drawn_again():
-    words = opening(made_trees.forest())
+    words = opening(tree_view(made_trees.forest()))
     assert words == "The split at 2, noise level 1.00, mattered most: its branches came to 2a 1.000 and 2b 0.250."
     pool = made_trees.pool(12, 6, 1)
     drawn = sum(node.leaf is not None and node.drawn for node in pool.nodes)
-    assert opening(pool).startswith(f"{drawn} of 12 candidates were generated again. The best image is ")
+    assert opening(tree_view(pool)).startswith(f"{drawn} of 12 candidates were generated again. The best image is ")
     level = {"value": 0.5, "leaf": made_trees.leaf(0.5, (0,))}
-    assert "All 2 images have the same reward, 0.500" in opening(split(level, level))
+    assert "All 2 images have the same reward, 0.500" in opening(tree_view(split(level, level)))
 
 
 @pytest.mark.parametrize(

@@ -9,7 +9,7 @@ import sys
 import pytest
 from PIL import Image
 
-from diffrl.gallery.preferences import COLUMNS, Pairs, parquet
+from diffrl.gallery.preferences import COLUMNS, parquet
 from diffrl.gallery.records import State
 from diffrl.gallery.votes import Side, add_vote, side_of
 from reward_models.media import to_pil
@@ -115,7 +115,7 @@ def test_without_votes_or_pyarrow_a_sentence_says_so(made, client_of, monkeypatc
     row = dict.fromkeys(COLUMNS)
     monkeypatch.setitem(sys.modules, "pyarrow", None)
     with pytest.raises(Exception, match=r"pip install 'diffrl\[parquet\]'"):
-        parquet(Pairs([row]))
+        parquet([row])
 
 
 def test_only_the_votes_that_were_asked_for(voted, client_of):

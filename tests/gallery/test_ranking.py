@@ -84,21 +84,32 @@ def test_places_and_shares_of_a_ranking():
         ("x", "y", "a", 30), ("x", "y", "b", 4), ("y", "z", "a", 6), ("z", "y", "a", 5), ("y", "z", "tie", 3)
     )
     assert [one.side.path[-1] for one in found] == ["x", "y", "z"]
-    assert [(one.wins, one.losses, one.ties) for one in found] == [(30, 4, 0), (10, 35, 3), (5, 6, 3)]
+    assert [(one.rate.wins, one.rate.trials - one.rate.wins, one.ties) for one in found] == [
+        (30, 4, 0),
+        (10, 35, 3),
+        (5, 6, 3),
+    ]
     assert [(one.first, one.last) for one in found] == [(1, 1), (2, 3), (2, 3)], "y and z are not told apart"
-    assert all(one.low < one.share < one.high for one in found) and found[0].low > 0.5 > found[1].share
+    assert (
+        all(one.rate.low < one.rate.share < one.rate.high for one in found)
+        and found[0].rate.low > 0.5 > found[1].rate.share
+    )
     other = ranked(
         ("y", "x", "b", 30), ("y", "x", "a", 4), ("z", "y", "b", 6), ("z", "y", "a", 5), ("z", "y", "tie", 3)
     )
-    assert [one.share for one in other[0]] == pytest.approx([one.share for one in found], abs=1e-6), "who is called A"
+    assert [one.rate.share for one in other[0]] == pytest.approx([one.rate.share for one in found], abs=1e-6), (
+        "who is called A"
+    )
 
 
 def test_a_set_that_never_lost_has_an_end_and_more_votes_move_it_on():
     few, many = (ranked(("x", "y", "a", n), ("y", "z", "a", n), ("z", "y", "a", n))[0] for n in (3, 60))
-    assert few[0].first == few[0].last == 1 or few[0].share < 1
-    assert 0.5 < few[0].share < many[0].share < 1 and few[0].low < many[0].low
+    assert few[0].first == few[0].last == 1 or few[0].rate.share < 1
+    assert 0.5 < few[0].rate.share < many[0].rate.share < 1 and few[0].rate.low < many[0].rate.low
     (equal,) = ranked(("x", "y", "tie", 5), ("y", "z", "tie", 5))
-    assert [round(one.share, 6) for one in equal] == [0.5] * 3 and {(one.first, one.last) for one in equal} == {(1, 3)}
+    assert [round(one.rate.share, 6) for one in equal] == [0.5] * 3 and {(one.first, one.last) for one in equal} == {
+        (1, 3)
+    }
 
 
 def test_what_no_chain_of_votes_connects_is_ranked_apart():

@@ -67,7 +67,7 @@ def test_a_host_that_is_not_this_machine_is_no_matter_of_ports(host, words):
 def test_an_export_with_a_reward_that_scores_nothing_is_refused(tmp_path, images, monkeypatch, reward, words):
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
     with pytest.raises(ConfigError, match=f"--reward {reward} scored nothing: .*{words}"):
-        exported(tmp_path, images, rewards=("sharpness", reward))
+        exported(tmp_path, images, reward=["sharpness", reward])
     assert not (tmp_path / "site").exists()
 
 
@@ -78,7 +78,7 @@ def test_a_reward_need_not_score_every_folder(tmp_path, images, monkeypatch):
     (tmp_path / "told" / "one.txt").write_text("a red circle")
     said = []
     request = GalleryRequest(
-        [images, tmp_path / "told"], tmp_path / "site", votes=tmp_path / "votes.jsonl", rewards=["shapes"]
+        [images, tmp_path / "told"], tmp_path / "site", votes=tmp_path / "votes.jsonl", reward=["shapes"]
     )
     show_gallery(request, said.append)
     assert "needs no server" in said[-1]

@@ -13,12 +13,12 @@ import pytest
 from scipy import stats
 
 from diffrl.gallery.compare import match
-from diffrl.gallery.opponents import usual
 from diffrl.gallery.query import Query
 from diffrl.gallery.records import Brief
 from diffrl.gallery.site import Site
 from diffrl.gallery.sources import find_sources
 from diffrl.gallery.static_links import StaticLinks
+from diffrl.gallery.votes import usual_pair
 from diffrl.tracking.store import SampleStore
 from tests.gallery.made import CONFIG, eval_sample, make_run, write_metrics
 from tests.gallery.test_compare import stored, values_of
@@ -266,7 +266,7 @@ def strangers(tmp_path):
 
 def test_a_vote_is_on_two_that_match_wherever_they_stand(strangers):
     site = Site(find_sources(strangers), StaticLinks(lambda *wanted: "x"), {"votes": "x"})
-    assert {column.source.title for column in usual(site)} == {"run6", "run8"}
+    assert {column.source.title for column in usual_pair(site)} == {"run6", "run8"}
 
 
 def test_a_grid_has_the_runs_that_match_wherever_they_stand(strangers, client_of):

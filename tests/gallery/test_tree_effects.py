@@ -6,12 +6,11 @@ from dataclasses import replace
 
 import pytest
 
-from diffrl.gallery.trees.panel import sample_facts, step_facts
-from diffrl.gallery.trees.words import sums
+from diffrl.gallery.trees.facts import sample_facts, step_facts
+from diffrl.gallery.trees.view import tree_view
 from diffrl.trees.record import TreeNode
 from tests.gallery import made_trees
-from tests.gallery.made_trees import DIFFRL, NFT, OUTCOME, leaf, record
-from tests.gallery.test_tree_story import named, split, told
+from tests.gallery.made_trees import DIFFRL, NFT, OUTCOME, leaf, named, record, said, split, told
 
 
 def flat(rule, **more):
@@ -98,10 +97,10 @@ def test_a_prompt_that_is_dropped_is_said_to_be(ends, why):
 def test_audits_are_called_so():
     end = leaf(0.9, audit=True)
     for kl, trained, trains in ((0.0, False, "no"), (0.2, True, PULLED)):
-        given = sums(split({"advantage": 0.0, "trained": trained, "leaf": end}, {}, rule={**OUTCOME, "kl": kl}))
+        given = tree_view(split({"advantage": 0.0, "trained": trained, "leaf": end}, {}, rule={**OUTCOME, "kl": kl}))
         node = given.record.nodes[1]
-        assert "Audit" in dict(sample_facts(given, node)) and dict(step_facts(given, node))["Trains"] == trains
-        assert "Audit" not in dict(sample_facts(given, given.record.nodes[2]))
+        assert "Audit" in said(sample_facts(given, node)) and said(step_facts(given, node))["Trains"] == trains
+        assert "Audit" not in said(sample_facts(given, given.record.nodes[2]))
 
 
 BEHIND = {"updates": 2, "prompts": 8, "learning_rate": 2e-4}
@@ -148,7 +147,7 @@ def test_what_the_update_did(rule, ratios, expected):
 
 def test_a_nodes_own_facts_know_the_rounding_too():
     tree = split({"log_ratio": 0.00012}, {"log_ratio": 0.0003}, rule={**OUTCOME, "dtype": "bfloat16"})
-    found = [dict(step_facts(sums(tree), node))[CHANGE] for node in tree.nodes[1:]]
+    found = [said(step_facts(tree_view(tree), node))[CHANGE] for node in tree.nodes[1:]]
     assert found == ["≈ 0 per dimension", "+0.00030 per dimension, against its push"]
 
 
@@ -170,7 +169,7 @@ def test_splits_left_with_one_branch_have_nothing_to_compare():
     assert told(tree)["idle"][LONE] == "2"
     assert LONE not in told(replace(tree, rule=OUTCOME))["idle"]
     assert LONE not in told(replace(tree, rule={**DIFFRL, "value": "ode", "normalise": "siblings"}))["idle"]
-    assert told(tree)["drawn"]["Generated again: the two ends of splits whose branches differ most"] == "2"
+    assert told(tree)["sampled"]["Generated again: the two ends of splits whose branches differ most"] == "2"
 
 
 def test_audits_and_failures_are_no_branch_to_compare_with():
@@ -240,7 +239,7 @@ def test_paths_are_told_of_only_where_all_of_them_were_measured():
 
 
 def test_weak_advantages_are_not_gone_against():
-    for advantage, said in ((0.04, False), (0.06, True)):
+    for advantage, is_against in ((0.04, False), (0.06, True)):
         tree = split({"log_ratio": -0.002, "advantage": advantage}, {"log_ratio": -0.001})
-        for text in (dict(step_facts(sums(tree), tree.nodes[1]))[CHANGE], told(tree)["update"]["Moved most"]):
-            assert ("against its push" in text) is said
+        for text in (said(step_facts(tree_view(tree), tree.nodes[1]))[CHANGE], told(tree)["update"]["Moved most"]):
+            assert ("against its push" in text) is is_against

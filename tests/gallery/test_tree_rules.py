@@ -7,15 +7,13 @@ from dataclasses import replace
 
 import pytest
 
+from diffrl.gallery.trees.facts import step_facts
 from diffrl.gallery.trees.glossary import glossary
-from diffrl.gallery.trees.layout import lay_out
-from diffrl.gallery.trees.panel import step_facts
 from diffrl.gallery.trees.rule import place, rules
-from diffrl.gallery.trees.words import sums
+from diffrl.gallery.trees.view import tree_view
 from diffrl.trees.record import TreeNode
 from tests.gallery import made_trees
-from tests.gallery.made_trees import DIFFRL, NFT, OUTCOME, leaf, record
-from tests.gallery.test_tree_story import split, told
+from tests.gallery.made_trees import DIFFRL, NFT, OUTCOME, leaf, named, record, said, split, told
 
 NEW = {
     **DIFFRL,
@@ -33,7 +31,7 @@ NEW = {
 def test_a_change_is_told_for_the_whole_step_too():
     # 256 * 0.002 = 0.512, e to that 1.67; 256 * -0.0005 = -0.128, e to that 0.88
     tree = split({"log_ratio": 0.002}, {"log_ratio": -0.0005}, rule=NEW)
-    changes = [dict(step_facts(sums(tree), node))["Change of log-likelihood"] for node in tree.nodes[1:]]
+    changes = [said(step_facts(tree_view(tree), node))["Change of log-likelihood"] for node in tree.nodes[1:]]
     assert changes == [
         "+0.0020 per dimension × 256 = +0.51, 1.7 times as likely",
         "−0.00050 per dimension × 256 = −0.13, 0.88 times as likely",
@@ -57,25 +55,26 @@ def test_of_splits_that_mattered_as_much_the_earlier_one_is_told_first():
     for late in (0.4, 0.41):  # within a twentieth
         found = split_twice(0.4, late)
         assert found["Splits within 5 % of it"] == "2 of 2"
-        assert [label for label in found if label.startswith("Split at")] == ["Split at 1", "Split at 1a"]
-        assert found["What 1ab lacks"] == "count 0.250 against 1.000"
-    for late, at, worth in ((0.5, "1a", "0.500"), (0.3, "1", "0.300")):
+        assert found["The earliest of them"] == "1 (noise level 1.00, 2 branches), 1a (noise level 0.50, 2 branches)"
+        assert found["Best branch"].startswith("1a: value 0.7")
+    for late, at, value, lacks in ((0.5, "1a", "0.500", "1ab"), (0.3, "1", "0.300", "1b")):
         found = split_twice(0.4, late)
-        assert found["Splits within 5 % of it"] == "1 of 2"
-        assert [label for label in found if label.startswith("Split at")] == [f"Split at {at}"]
-        assert f"worth {worth}" in found[f"Worst branch of {at}"]
+        assert found["Splits within 5 % of it"] == "1 of 2" and found["The earliest of them"].startswith(f"{at} (")
+        assert found["Worst branch"].startswith(f"{lacks}: value {value}")
+    assert split_twice(0.4, 0.5)["What 1ab lacks"] == "count 0.250 against 1.000"
 
 
-def test_of_several_that_mattered_as_much_two_are_named():
+def test_of_many_that_mattered_as_much_some_are_named():
     nodes = []
-    for root in range(3):
+    for root in range(5):
         nodes.append(TreeNode(len(nodes), None, root, 0, None, 1.0, value=0.5))
         for child, reward in enumerate((1.0, 0.0)):
-            top = 3 * root
-            nodes.append(TreeNode(len(nodes), top, root, child, 2, 0.25, value=reward, leaf=leaf(reward)))
-    found = told(record(nodes, branching={2: 2}, rule=NEW))["decision"]
-    assert found["Splits within 5 % of it"] == "3 of 3" and {"Split at 1", "Split at 2"} < set(found)
-    assert "Split at 3" not in found and found["Best branch of 1"].endswith("does not train")
+            nodes.append(TreeNode(len(nodes), 3 * root, root, child, 2, 0.25, value=reward, leaf=leaf(reward)))
+    tree = record(nodes, branching={2: 2}, rule=NEW)
+    assert told(tree)["decision"]["Splits within 5 % of it"] == "5 of 5"
+    assert named(tree, "decision")["The earliest of them"] == [0, 3, 6]
+    assert told(tree)["decision"]["The earliest of them"].endswith(", 2 more")
+    assert told(tree)["decision"]["Best branch"].endswith("does not train")
 
 
 def test_pictures_that_train_are_counted():
@@ -88,14 +87,14 @@ def test_pictures_that_train_are_counted():
         (split({}, {}, rule=OUTCOME), 2),  # their steps train
         (split({"trained": False}, {}, rule=OUTCOME), 1),
     ):
-        assert told(tree)["drawn"]["Images that train"] == f"{count} of 2"
+        assert told(tree)["sampled"]["Images that train"] == f"{count} of 2"
 
 
 @pytest.mark.parametrize(
     ("branching", "still"), [({0: 2, 2: 2}, "2 of 4"), ({0: 2, 1: 1, 2: 2}, "1 of 4"), ({0: 2, 1: 1, 2: 2, 3: 1}, None)]
 )
 def test_steps_without_noise_are_counted(branching, still):
-    found = told(split({}, {}, branching=branching))["drawn"]
+    found = told(split({}, {}, branching=branching))["sampled"]
     assert found.get("Steps that add no noise, where there is nothing to choose") == still
     assert found["Noise levels where paths split into 2"] == "1.00, 0.50"
 
@@ -103,7 +102,7 @@ def test_steps_without_noise_are_counted(branching, still):
 def test_every_key_of_the_rule_is_glossed_and_unknown_ones_are_shown():
     weights = {"shapes": {"weight": 0.5, "shift": 0.0, "scale": 1.0}}
     tree = made_trees.pool(rule={"new": "thing", **NEW, "kl": 0.0, "clip": 0.001}, weights=weights)
-    found = rules(sums(tree))
+    found = rules(tree_view(tree))
     named = dict(found)
     assert named["reward ="] == "0.5 × shapes" and named["new"] == "thing" and named["seed"] == "0"
     assert named["edges"] == "yes: steps train" and named["balance"] == "yes: as many turns up as down count"
@@ -111,13 +110,14 @@ def test_every_key_of_the_rule_is_glossed_and_unknown_ones_are_shown():
     clip = "0.001: a step's push ends once it is 0.1 % less likely, per dimension"
     idle = f"{clip}; with one update an iteration it has no effect"
     assert named["clip"] == f"{idle} unless the policy that samples lags behind (old_decay_max above 0)"
-    for rule, said in (({"objective": "grpo"}, idle), ({"updates": 2}, clip), ({"updates": None}, clip)):
-        other = sums(replace(tree, rule={**tree.rule, **rule}))
-        assert dict(rules(other))["clip"] == said
+    for rule, text in (({"objective": "grpo"}, idle), ({"updates": 2}, clip), ({"updates": None}, clip)):
+        other = tree_view(replace(tree, rule={**tree.rule, **rule}))
+        assert dict(rules(other))["clip"] == text
     assert named["learning_rate"].startswith("0.0002: ") and named["explored: candidates"] == "64: candidates explored"
     assert [key for key, _ in found][:2] == ["reward =", "reward"]
     assert all(": " in text for key, text in found if key not in ("reward =", "new", "seed"))
-    odd = dict(rules(sums(made_trees.forest(rule={"reward": "other", "edges": None, "fusion": 3, "dtype": 10**18}))))
+    strange = made_trees.forest(rule={"reward": "other", "edges": None, "fusion": 3, "dtype": 10**18})
+    odd = dict(rules(tree_view(strange)))
     assert (odd["reward"], odd["edges"], odd["fusion"]) == ("other", "–", "3")
 
 
@@ -140,17 +140,10 @@ def test_a_prompt_is_one_of_those_of_its_iteration(client_of, made):
 def test_words_say_what_passes_and_what_a_deviation_is():
     ends = [leaf(1.0, advantage=0.9997, centre=0.7, spread=0.3001), leaf(0.4, advantage=-0.9997)]
     tree = record([TreeNode(i, None, i, 0, None, 1.0, leaf=one) for i, one in enumerate(ends)], branching={}, rule=NFT)
-    found = dict(glossary(sums(tree)))
+    found = dict(glossary(tree_view(tree)))
     assert found["passed"] == "An image passes if its score shapes_strict is 1, and does not if it is 0."
-    assert "root of the mean squared distance" in found["mean, deviation"] and "worth" not in found
-    median = dict(glossary(sums(replace(tree, rule={**NFT, "baseline": "median"}))))
+    assert "root of the mean squared distance" in found["mean, deviation"] and "value" not in found
+    median = dict(glossary(tree_view(replace(tree, rule={**NFT, "baseline": "median"}))))
     assert median["median, deviation"].startswith("The median is the middle one of the numbers.")
-    robust = dict(glossary(sums(replace(tree, rule={**NFT, "baseline": "median", "std": "mad"}))))
+    robust = dict(glossary(tree_view(replace(tree, rule={**NFT, "baseline": "median", "std": "mad"}))))
     assert "the middle one of their distances" in robust["median, median deviation"]
-
-
-def test_pictures_above_noise_are_called_predictions():
-    assert lay_out(made_trees.forest()).captions[0].note == "what is predicted from starting noise"
-    many = lay_out(made_trees.chains(2, 8)).captions  # too near to each other for long words
-    assert [(one.title, one.note) for one in many[:2]] == [("noise 1.00", "starting noise"), ("noise 0.89", "")]
-    assert [caption.last for caption in lay_out(made_trees.forest()).captions] == [False, False, True]

@@ -6,68 +6,35 @@ from dataclasses import replace
 
 import pytest
 
-from diffrl.gallery.trees.facts import Ref
 from diffrl.gallery.trees.numbers import push, share, tiny
 from diffrl.gallery.trees.story import story
-from diffrl.gallery.trees.words import sums, verdict
+from diffrl.gallery.trees.view import tree_view, verdict
 from diffrl.trees.record import TreeLeaf, TreeNode
 from tests.gallery import made_trees
-from tests.gallery.made_trees import DIFFRL, NFT, leaf, record
-
-
-def told(tree):
-    """What the facts say by their labels, by the keys of their paragraphs."""
-    found = {paragraph.key: paragraph.spoken for paragraph in story(tree)}
-    assert all(len(dict(facts)) == len(facts) for facts in found.values()), "no label stands twice"
-    return {key: dict(facts) for key, facts in found.items()}
-
-
-def named(tree, key):
-    """Nodes that the facts of a paragraph refer to, by label."""
-    (found,) = [paragraph for paragraph in story(tree) if paragraph.key == key]
-    return {label: [part.node for part in parts if isinstance(part, Ref)] for label, parts in found.facts}
-
-
-def split(first, second, **more):
-    """One noise that splits into two pictures at noise level 0.50; `first` and `second` change the leaves' nodes."""
-    rewards = (1.0, 0.25)
-    nodes = [TreeNode(0, None, 0, 0, None, 1.0, value=0.625)]
-    for child, (reward, changes) in enumerate(zip(rewards, (first, second), strict=True)):
-        node = TreeNode(
-            child + 1, 0, 0, child, 2, 0.25, value=reward, advantage=1.0 - 2 * child, trained=True,
-            leaf=leaf(reward, (child,), advantage=1.0 - 2 * child),
-        )  # fmt: skip
-        nodes.append(replace(node, **changes))
-    return record(nodes, **{"branching": {2: 2}, **more})
+from tests.gallery.made_trees import DIFFRL, NFT, leaf, named, record, split, told
 
 
 def test_the_facts_of_the_forest():
     tree = made_trees.forest()
     found = told(tree)
-    assert list(found) == ["drawn", "scored", "decision", "credit", "contrast", "update", "idle", "reckoning"]
-    assert list(found["drawn"].values()) == ["16", "4", "1.00, 0.50", "2 of 4", "15 of 16"]
+    assert list(found) == ["sampled", "scored", "decision", "credit", "contrast", "update", "idle", "reckoning"]
+    assert list(found["sampled"].values()) == ["16", "4", "1.00, 0.50", "2 of 4", "15 of 16"]
     assert list(found["scored"].values()) == ["15 of 16", "4 of 15", "1aa (1.000)", "3ba (0.250)", "0.550"]
     assert found["decision"] == {
         "Largest difference between branches": "0.750",
         "Splits within 5 % of it": "2 of 11",
-        "Split at 2": "2, noise level 1.00, 2 branches 0.750 apart",
-        "Best branch of 2": "2a: worth 1.000, advantage +1.12, pushed up",
-        "Worst branch of 2": "2b: worth 0.250, advantage −1.12, pushed down",
-        "Split at 1a": "1a, noise level 0.50, 2 branches 0.750 apart",
-        "Best branch of 1a": "1aa: worth 1.000, advantage +0.94, pushed up",
-        "Worst branch of 1a": "1ab: worth 0.250, advantage −0.94, pushed down",
-        "Best starting noise (chance, no credit)": "4: worth 0.667",
-        "Worst starting noise (chance, no credit)": "3: worth 0.375",
+        "The earliest of them": "2 (noise level 1.00, 2 branches), 1a (noise level 0.50, 2 branches)",
+        "Best branch": "2a: value 1.000, advantage +1.12, pushed up",
+        "Worst branch": "2b: value 0.250, advantage −1.12, pushed down",
     }
-    assert list(found["credit"].values()) == [
-        "2a (+1.12), 1aa (+0.94), 4aa (+0.62)",
-        "2b (−1.12), 1ab (−0.94), 4ab (−0.62)",
-        "2",
-        "2a: turns up, adds +0.375, credited +0.750, mean of 2 paths",
-        "2b: turns down, adds −0.375, credited −0.750, mean of 2 paths",
-    ]
-    assert found["contrast"]["Drawn towards"] == "4 images, furthest 1aa (+0.90)"
-    assert found["contrast"]["Drawn away from"] == "11 images, furthest 1ab (−0.60)"
+    assert found["credit"] == {
+        "Steps pushed up most, to": "2a (+1.12), 1aa (+0.94), 4aa (+0.62)",
+        "Steps pushed down most, to": "2b (−1.12), 1ab (−0.94), 4ab (−0.62)",
+        "Turning points ◆": "2",
+        "Largest turning points": "2a (adds +0.375, credited +0.750), 2b (adds −0.375, credited −0.750)",
+    }
+    assert found["contrast"]["Moved towards"] == "4 images, furthest 1aa (+0.90)"
+    assert found["contrast"]["Moved away from"] == "11 images, furthest 1ab (−0.60)"
     assert list(found["update"].values()) == [
         "7; 7 became more likely",
         "7; 6 became less likely",
@@ -77,17 +44,18 @@ def test_the_facts_of_the_forest():
         "3aa: +0.00015 per dimension, reward 0.500",
     ]
     assert list(found["idle"].values()) == ["1", "1", "9"]
-    assert list(found["reckoning"]) == ["reward", "value", "fusion", "normalise"]
+    assert {"reward", "value", "fusion", "normalise"} <= found["reckoning"].keys()
 
 
 def test_facts_refer_to_the_nodes_that_they_name():
     tree = made_trees.forest()
-    names = sums(tree).names
-    references = [
-        part for paragraph in story(tree) for _, parts in paragraph.facts for part in parts if isinstance(part, Ref)
-    ]
-    assert len(references) > 12 and all(names[reference.node] == reference.text for reference in references)
-    assert named(tree, "decision")["Best branch of 2"] == [8] and named(tree, "decision")["Split at 2"] == [7]
+    assert named(tree, "decision") == {
+        "Largest difference between branches": [],
+        "Splits within 5 % of it": [],
+        "The earliest of them": [7, 1],
+        "Best branch": [8],
+        "Worst branch": [11],
+    }
     ranked = sorted((n for n in tree.nodes if n.trained), key=lambda node: -node.advantage)
     assert named(tree, "credit")["Steps pushed up most, to"] == [node.id for node in ranked[:3]]
 
@@ -95,7 +63,7 @@ def test_facts_refer_to_the_nodes_that_they_name():
 def test_a_pool_and_how_well_the_proxy_ordered_it():
     # proxies 0, .2, .4, .6, .8, 1; of the five drawn again the truth is .2, .1, .8, .7, .9: two pairs are swapped
     found = told(made_trees.pool(6, 4, 1))
-    assert found["drawn"] == {
+    assert found["sampled"] == {
         "Candidates explored": "6",
         "Explored in": "NVFP4 (emulated)",
         "Steps of a candidate": "3 of 4",
@@ -110,10 +78,11 @@ def test_a_pool_and_how_well_the_proxy_ordered_it():
         "Pairs as proxy and true reward order them": "8 alike, 2 the other way round, 0 tied, of 10",
     }
     assert found["scored"]["Passed shapes_strict"] == "0 of 5" and found["scored"]["Mean reward"] == "0.540"
-    assert found["contrast"]["Drawn towards"] == "2 images, furthest 6 (+0.80)"
+    assert found["contrast"]["Moved towards"] == "2 images, furthest 6 (+0.80)"
     assert list(found["update"].values()) == ["none to measure: no step adds noise"]
     assert list(found["idle"].values()) == ["1", "1"]
-    assert "contrast" in story(made_trees.pool(6, 4, 1))[0].text and story(made_trees.forest())[0].text == ""
+    texts = [story(tree_view(tree))[0].text for tree in (made_trees.pool(6, 4, 1), made_trees.forest())]
+    assert "contrast" in texts[0] and texts[1] == ""
 
 
 def test_ties_agree_with_nobody():
@@ -122,20 +91,20 @@ def test_ties_agree_with_nobody():
         TreeNode(i, None, i, 0, None, 1.0, leaf=leaf(true, proxy=proxy, chosen="all"))
         for i, (proxy, true) in enumerate(chosen)
     ]
-    found = told(record(nodes, branching={}, rule=NFT, explored={"precision": "int8"}))["drawn"]
+    found = told(record(nodes, branching={}, rule=NFT, explored={"precision": "int8"}))["sampled"]
     assert (found["Explored in"], found["Generated again: all of them"]) == ("INT8", "3")
     assert found["Pairs as proxy and true reward order them"] == "1 alike, 0 the other way round, 2 tied, of 3"
 
 
 def test_chains_share_the_credit_of_their_pictures():
     found = told(made_trees.chains(roots=3, steps=2))
-    assert list(found["drawn"].values()) == ["3", "3", "1.00, 0.67", "1 of 3", "3 of 3"]
+    assert list(found["sampled"].values()) == ["3", "3", "1.00, 0.67", "1 of 3", "3 of 3"]
     assert "decision" not in found and "contrast" not in found
     assert found["credit"] == {
         "Paths pushed up most, to": "3.2 (+0.10)",
         "Paths pushed down most, to": "1.2 (−0.90), 2.2 (−0.40)",
     }
-    assert told(made_trees.chains(2, 6))["drawn"]["Noise levels of new noise"] == "6, from 1.00 to 0.29"
+    assert told(made_trees.chains(2, 6))["sampled"]["Noise levels of new noise"] == "6, from 1.00 to 0.29"
 
 
 @pytest.mark.parametrize(
@@ -153,41 +122,15 @@ def test_chains_share_the_credit_of_their_pictures():
 )  # fmt: skip
 def test_what_the_update_makes_of_the_decision(first, second, rule, states):
     found = told(split(first, second, rule={**DIFFRL, **rule}))["decision"]
-    assert found["Splits within 5 % of it"] == "1 of 1" and found["Split at 1"].startswith("1, noise level 0.50, 2 ")
-    assert found["Best branch of 1"] == f"1a: worth 1.000, advantage {states[0]}"
-    assert found["Worst branch of 1"] == f"1b: worth 0.250, advantage {states[1]}"
+    assert found["Splits within 5 % of it"] == "1 of 1"
+    assert found["The earliest of them"] == "1 (noise level 0.50, 2 branches)"
+    assert found["Best branch"] == f"1a: value 1.000, advantage {states[0]}"
+    assert found["Worst branch"] == f"1b: value 0.250, advantage {states[1]}"
 
 
 def test_branches_of_equal_worth_decide_nothing():
     tree = split({"value": 0.25 + 1e-9}, {})
     assert told(tree)["decision"] == {"Largest difference between branches": "0.000"}
-
-
-def alone(forest):
-    """A forest in which no second split makes as large a difference as the one from 2."""
-    return replace(forest, nodes=[replace(node, value=0.9) if node.id == 2 else node for node in forest.nodes])
-
-
-def turned(tree, key):
-    return told(tree)["credit"][f"◆ {key}"]
-
-
-def test_a_path_that_turns_late_is_told_with_the_step_before():
-    nodes = [
-        TreeNode(0, None, 0, 0, None, 1.0, value=0.5),
-        TreeNode(1, 0, 0, 0, 0, 0.75, value=0.7, advantage=0.3, trained=True),
-        TreeNode(2, 1, 0, 0, 1, 0.5, value=0.2, advantage=-1.0, trained=True, turning=True, leaf=leaf(0.2)),
-    ]
-    rule = {**made_trees.DIFFRL, "value": "ode", "objective": "grpo", "samples": False}
-    tree = record(nodes, branching={0: 1, 1: 1}, rule=rule)
-    assert turned(tree, "1.2") == "1.2: turns down, adds −0.500, the step before +0.200"
-
-
-def test_a_turn_on_a_chain_is_its_own_path():
-    tree = made_trees.chains(2, 2)
-    nodes = [replace(node, value=0.3 * node.id, turning=node.id == 1) for node in tree.nodes]
-    tree = replace(tree, nodes=nodes, rule={**made_trees.DIFFRL, "value": "ode", "samples": False})
-    assert turned(tree, "1.1") == "1.1: turns up, adds +0.300"
 
 
 def test_chains_whose_last_steps_are_pruned_still_tell_their_paths():
@@ -198,12 +141,20 @@ def test_chains_whose_last_steps_are_pruned_still_tell_their_paths():
     assert told(replace(tree, nodes=nodes))["credit"] == {"Paths pushed up most, to": "3.2 (+0.10)"}
 
 
+TURNS = "Largest turning points"
+
+
 def test_turning_points_that_train_come_first():
     tree = made_trees.forest()
     nodes = [replace(n, trained=n.trained and n.id != 8, turning=n.id in (8, 22)) for n in tree.nodes]
-    found = told(replace(tree, nodes=nodes))["credit"]
-    assert [label for label in found if label.startswith("◆")] == ["◆ 4a", "◆ 2a"]  # the step to 2a is the larger one
-    assert "does not train" in found["◆ 2a"] and "does not train" not in found["◆ 4a"]
+    turned = replace(tree, nodes=nodes)
+    assert named(turned, "credit")[TURNS] == [22, 8]  # the step to 2a is the larger one
+    found = told(turned)["credit"][TURNS]
+    assert found == "4a (adds +0.083, credited +0.167), 2a (adds +0.375, credited +0.750, does not train)"
+    chain = made_trees.chains(2, 2)
+    nodes = [replace(node, value=0.3 * node.id, turning=node.id == 1) for node in chain.nodes]
+    chain = replace(chain, nodes=nodes, rule={**DIFFRL, "value": "ode", "samples": False})
+    assert told(chain)["credit"][TURNS] == "1.1 (adds +0.300)"
 
 
 def test_nothing_scored():
@@ -230,9 +181,9 @@ def test_which_reward_is_a_verdict(rewards, expected):
 
 
 def test_names_tell_the_path():
-    names = sums(made_trees.forest()).names
+    names = tree_view(made_trees.forest()).names
     assert names[:8] == ["1", "1a", "1aa", "1ab", "1b", "1ba", "1bb", "2"]
-    assert sums(made_trees.chains(2, 2)).names == ["1", "1.1", "1.2", "2", "2.1", "2.2"]
+    assert tree_view(made_trees.chains(2, 2)).names == ["1", "1.1", "1.2", "2", "2.1", "2.2"]
 
 
 def test_small_numbers():

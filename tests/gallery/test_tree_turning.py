@@ -4,19 +4,18 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from diffrl.gallery.trees.panel import step_facts
-from diffrl.gallery.trees.turning import rule as turning_rule
-from diffrl.gallery.trees.words import sums
+from diffrl.gallery.trees.facts import step_facts
+from diffrl.gallery.trees.glossary import glossary
+from diffrl.gallery.trees.view import tree_view
 from diffrl.trees.record import TreeNode
 from tests.gallery import made_trees
-from tests.gallery.made_trees import DIFFRL, leaf, record
-from tests.gallery.test_tree_story import named, told
+from tests.gallery.made_trees import DIFFRL, leaf, record, said, told
 
 NEW = {**DIFFRL, "constraint": True, "balance": True}
 
 
 def turn(turns, trained=True):
-    """A noise worth 0.4 and the step to 1a, worth 0.6, which turns on the way to some of three pictures."""
+    """A noise value 0.4 and the step to 1a, value 0.6, which turns on the way to some of three pictures."""
     nodes = [
         TreeNode(0, None, 0, 0, None, 1.0, value=0.4),
         TreeNode(1, 0, 0, 0, 0, 0.75, value=0.6, advantage=1.0, trained=trained, turning=True, credited=0.35,
@@ -29,28 +28,26 @@ def turn(turns, trained=True):
 
 def test_a_turn_names_the_paths_that_were_recorded():
     tree = turn({2: True, 3: False})
-    found, refs = told(tree)["credit"], named(tree, "credit")
-    assert found["◆ 1a"] == "1a: turns up, adds +0.200, credited +0.350, mean of 3 paths"
-    assert found["◆ 1a, to the end from where it starts"] == "1aa (+0.500)"
-    assert found["◆ 1a, turns that balancing dropped"] == "1ab (+0.400)"
-    assert found["Turns that balancing dropped"] == "1"
-    assert refs["◆ 1a, to the end from where it starts"] == [2] and refs["◆ 1a, turns that balancing dropped"] == [3]
-    gone = replace(turn({3: False}).nodes[1], turning=False)
-    assert dict(step_facts(sums(turn({3: False})), gone))["Turning point"] == "no: balancing dropped it"
-    facts = dict(step_facts(sums(tree), tree.nodes[1]))
+    assert told(tree)["credit"]["Turns that balancing dropped"] == "1"
+    assert told(tree)["credit"]["Largest turning points"] == "1a (adds +0.200, credited +0.350)"
+    facts = said(step_facts(tree_view(tree), tree.nodes[1]))
     assert facts["Credited"] == "+0.350, the mean over its 3 paths"
-    assert facts["Turning point"] == "yes ◆, on 1 of 3 paths"
+    # from the noise's 0.4 to 0.9 and to 0.8
+    assert facts["Turning point"] == "yes ◆, on 1 of 3 paths: 1aa +0.500; balancing dropped 1ab +0.400"
+    gone = replace(turn({3: False}).nodes[1], turning=False)
+    assert said(step_facts(tree_view(turn({3: False})), gone))["Turning point"] == "no; balancing dropped 1ab +0.400"
 
 
 def test_older_records_do_not_say_which_paths_turn():
-    found = told(turn(None, trained=False))["credit"]
-    assert found["◆ 1a"].endswith("mean of 3 paths, does not train") and not any("to the end" in one for one in found)
-    assert dict(step_facts(sums(turn(None)), turn(None).nodes[1]))["Turning point"] == "yes ◆"
+    tree = turn(None, trained=False)
+    assert told(tree)["credit"]["Largest turning points"].endswith("credited +0.350, does not train)")
+    assert said(step_facts(tree_view(tree), tree.nodes[1]))["Turning point"] == "yes ◆"
 
 
 def test_the_rule_follows_the_options():
-    tree = made_trees.forest(rule=NEW)
-    whole = turning_rule(sums(tree))
-    assert "goes on the same way" in whole and "as many up as down" in whole
-    assert "goes on the same" not in turning_rule(sums(replace(tree, rule={**NEW, "constraint": False})))
-    assert "as many" not in turning_rule(sums(replace(tree, rule={**NEW, "balance": False})))
+    def turning(**rule):
+        return dict(glossary(tree_view(made_trees.forest(rule={**NEW, **rule}))))["turning point ◆"]
+
+    assert "goes on the same way" in turning() and "as many as" not in turning() and "as many up as down" in turning()
+    assert "goes on the same" not in turning(constraint=False)
+    assert "as many" not in turning(balance=False)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import re
 from dataclasses import replace
@@ -12,10 +13,12 @@ import pytest
 from diffrl.gallery.links import ServerLinks
 from diffrl.gallery.pages.trees import neighbours
 from diffrl.gallery.query import Query
+from diffrl.gallery.report import STATIC
 from diffrl.gallery.site import Site
 from diffrl.gallery.sources import find_sources
-from diffrl.gallery.trees.figure import TREE_FIGURE_CSS, strength, tree_figure
-from diffrl.gallery.trees.words import sums
+from diffrl.gallery.trees.facts import tables
+from diffrl.gallery.trees.figure import line_class, tree_figure
+from diffrl.gallery.trees.view import tree_view
 from diffrl.trees.read import read_tree
 from diffrl.trees.record import TreeLeaf
 from tests.gallery import made_trees
@@ -91,24 +94,26 @@ def test_the_tree_page_says_what_the_record_says(client_of, made):
     found = items(answer.text)
     assert len(found) == 28
     assert found[8]["title"] == (
-        "Node 2a, noise level 0.75, worth 1.000, step +0.375, advantage of the step +1.12, step trains, turning point, "
-        "change of log-likelihood +0.00047 per dimension"
+        "Node 2a, step 1 of 4, noise level 1.00 → 0.75, value before 0.625, value 1.000, step reward +0.375, "
+        "credited +0.750, advantage +1.12, turning point yes ◆, trains yes, change of log-likelihood +0.00047"
     )
-    assert found[3]["title"].startswith("Image 1ab, reward 0.250, not passed, advantage of the")
-    assert "reward failed" in found[27]["title"] and "step does not train" in found[27]["title"]
+    assert found[3]["title"].startswith("Image 1ab, reward 0.250, advantage −0.60, trains by contrast yes, ")
+    assert "reward failed" in found[27]["title"] and ", trains yes" not in found[27]["title"]
     assert (found[8]["aria-level"], found[8]["aria-posinset"], found[8]["aria-setsize"]) == ("2", "1", "2")
     assert "failed" in (found[27]["class"] or "")
     assert [number for number, one in found.items() if one["tabindex"] == "0"] == [0]
     assert "Steps pushed up most" in answer.text and 'href="#node-8" data-ref="8"' in answer.text
 
 
+LINE = r'<li role="none" class="([^"]*)" style[^>]*>\s*<a [^>]*id="node-(\d+)"'
+
+
 def test_lines_have_the_colour_and_the_width_of_their_advantage(client_of, made):
     made_trees.write(made, made_trees.forest())
     text = client_of(made).get("/tree?tree=000020-3").text
-    lines = {int(one["data-node"] or ""): (one["class"] or "").split() for one in Elements(text).of("line")}
-    assert lines[8] == ["line", "up3"] and lines[11] == ["line", "down3"]
-    assert lines[1] == ["line", "up1"] and lines[2] == ["line", "up2"]
-    assert lines[15] == lines[27] == ["line", "flat", "untrained"]  # an advantage of 0, whatever is why, is no push
+    lines = {int(node): css for css, node in re.findall(LINE, text)}
+    assert (lines[8], lines[11], lines[1], lines[2]) == ("up3", "down3", "up1", "up2")
+    assert lines[15] == lines[27] == "flat untrained"  # an advantage of 0, whatever is why, is no push
     chips = dict(
         re.findall(r'<span class="chip-a (\w+)[^"]*"[^>]*>(?:<span class="diamond"[^>]*>◆</span>)?([^<]+)</span>', text)
     )
@@ -117,20 +122,20 @@ def test_lines_have_the_colour_and_the_width_of_their_advantage(client_of, made)
 
 def test_exact_zeros_and_rounding_zeros_look_alike():
     tree = made_trees.forest()
-    drawn = []
+    lines = []
     for zero, trained in ((0.0, False), (-3e-8, True)):
         nodes = [replace(node, advantage=zero, trained=trained) if node.id in (15, 16) else node for node in tree.nodes]
-        elements = Elements(tree_figure(replace(tree, nodes=nodes), lambda file: ""))
-        drawn.append({(one["data-node"], one["class"]) for one in elements.of("line")})
-    assert drawn[0] == drawn[1] and ("15", "line flat untrained") in drawn[0]
+        figure = tree_figure(tree_view(replace(tree, nodes=nodes)), str)
+        lines.append({node["id"]: node["line"] for node in figure["nodes"]})
+    assert lines[0] == lines[1] and lines[0][15] == "flat untrained"
 
 
-def test_the_first_pictures_are_those_of_what_was_drawn():
+def test_the_first_images_are_those_of_what_was_sampled():
     asked: list[str] = []
-    tree_figure(made_trees.wide_forest(4), lambda file: asked.append(file) or "data:,")
+    tree_figure(tree_view(made_trees.wide_forest(4)), lambda file: asked.append(file) or "data:,")
     kinds = ["node" if name.startswith("node") else "proxy" for name in asked]
-    assert kinds == ["node"] * 5 + ["proxy"] * 16  # 1 noise, 2 branches, 2 pictures; then all candidates
-    assert asked[5:7] == ["proxy-2.webp", "proxy-6.webp"]  # of those, first the ones that were drawn again
+    assert kinds == ["node"] * 5 + ["proxy"] * 16  # 1 noise, 2 branches, 2 images; then all candidates
+    assert asked[5:7] == ["proxy-2.webp", "proxy-6.webp"]  # of those, first the ones that were generated again
 
 
 def test_reasons_name_nodes_as_the_figure_does(client_of, made):
@@ -139,9 +144,9 @@ def test_reasons_name_nodes_as_the_figure_does(client_of, made):
     assert "split at 1: gap 0.41, better side" in text and "node 0" not in text
     tree = made_trees.wide_forest(4)
     nodes = [replace(n, leaf=replace(n.leaf, chosen="split at node 4: gap 1") if n.leaf else None) for n in tree.nodes]
-    assert sums(replace(tree, nodes=nodes)).reason(nodes[2]) == "split at 1b: gap 1"
+    assert tree_view(replace(tree, nodes=nodes)).reason(nodes[2]) == "split at 1b: gap 1"
     strange = replace(nodes[2], leaf=replace(nodes[2].leaf, chosen=f"split at node {'9' * 9}"))
-    assert sums(tree).reason(strange) == f"split at node {'9' * 9}"
+    assert tree_view(tree).reason(strange) == f"split at node {'9' * 9}"
 
 
 def test_words_are_explained_where_they_are_used(client_of, made):
@@ -154,7 +159,7 @@ def test_words_are_explained_where_they_are_used(client_of, made):
         return re.findall(r"<dt>([^<]*)</dt>", block[1])
 
     contrast, both = "DiffusionNFT&#39;s contrast (nft)", ["group", "passed", "shapes, shapes_strict"]
-    steps = ["worth", "advantage", "turning point ◆", contrast, "per dimension"]
+    steps = ["value", "advantage", "turning point ◆", contrast, "per dimension"]
     assert words("000020-3") == [*both, *steps]
     assert words("000021-3") == ["proxy reward", "NVFP4 (emulated)", "audit", *both, "advantage", contrast]
 
@@ -163,8 +168,8 @@ def test_words_are_explained_where_they_are_used(client_of, made):
     ("advantage", "expected"),
     [(1.0, "up3"), (0.99, "up2"), (-0.5, "down2"), (0.1, "up1"), (-0.09, "flat"), (0.0, "flat"), (None, "none")],
 )
-def test_strength(advantage, expected):
-    assert strength(advantage) == expected
+def test_the_class_of_a_line(advantage, expected):
+    assert line_class(advantage) == expected
 
 
 def test_pools_show_both_pictures_and_why(client_of, made):
@@ -172,24 +177,64 @@ def test_pools_show_both_pictures_and_why(client_of, made):
     text = client_of(made).get("/tree?tree=000020-3").text
     assert text.count('class="node leaf idle"') == 1 and text.count('class="node leaf"') == 5
     found = items(text)
-    assert found[5]["title"] == (
-        "Image 6, reward 0.900, not passed, proxy reward 1.000, chosen: best 1, advantage of the image +0.80, trains"
+    assert found[5]["title"].startswith(
+        "Image 6, reward 0.900, advantage +0.80, trains by contrast yes, proxy reward 1.000, generated again best 1, "
     )
-    assert found[2]["title"] == "Candidate, only explored, 3, proxy reward 0.400"
+    assert found[2]["title"] == "Candidate 3, only explored, proxy reward 0.400"
     assert "trees/000020-3/proxy-5.webp" in text and "trees/000020-3/node-5.webp" in text
-    data = json.loads(re.search(r'id="tree-nodes">(.*?)</script>', text, re.S)[1])
-    assert ["Generated again", "audit"] in data[3]["sample"] and "Audit" in dict(data[3]["sample"])
-    assert data[2]["picture"] is None and data[2]["proxy"].endswith("proxy-2.webp")
+    data = json.loads(re.search(r'id="tree-facts">(.*?)</script>', text, re.S)[1])
+    assert ["Generated again", "audit", ""] in data[3]["sample"] and "Audit" in [one[0] for one in data[3]["sample"]]
+    assert data[2]["image"] is None and data[2]["proxy"]["file"].endswith("proxy-2.webp")
+
+
+def test_a_pool_shows_what_was_sampled_first_and_the_best_of_it_first():
+    nodes = tree_figure(tree_view(made_trees.pool()), str)["nodes"]
+    sampled = [node["sampled"] for node in nodes]
+    assert sampled == sorted(sampled, reverse=True)
+    for one, other in itertools.pairwise(nodes):
+        if one["sampled"] == other["sampled"]:
+            assert float(one["reward"] or one["proxy"]) >= float(other["reward"] or other["proxy"])
+
+
+@pytest.mark.parametrize("tree", [made_trees.forest(), made_trees.wide_forest(), made_trees.chains()])
+def test_lists_of_the_figure_hold_the_children_of_their_node(tree):
+    """Each node stands in the list of its parent, in the order of the branches; all lists end."""
+    nodes = tree_figure(tree_view(tree), str)["nodes"]
+    path: list[int] = []
+    for node in nodes:
+        assert (path[-1] if path else None) == tree.nodes[node["id"]].parent
+        assert node["depth"] == len(path)
+        if any(other.parent == node["id"] for other in tree.nodes):
+            path.append(node["id"])
+        else:
+            path = path[: len(path) - node["closes"]]
+    assert path == [] and sorted(node["id"] for node in nodes) == list(range(len(tree.nodes)))
+
+
+def test_inner_images_take_the_room_that_they_have():
+    assert tree_figure(tree_view(made_trees.forest()), str)["sizes"] == [144, 2 * 72 - 44, 64]
+    assert set(tree_figure(tree_view(made_trees.chains()), str)["sizes"]) == {64}
+
+
+def test_columns_go_from_noise_to_images():
+    heads = tree_figure(tree_view(made_trees.forest()), str)["heads"]
+    assert heads == [
+        ("noise level 1.00", "what is predicted from starting noise"),
+        ("noise level 0.75", "split at 1.00, step 1 of 4"),  # the levels at which the story says that paths split
+        ("finished images", "split at 0.50, step 3 of 4"),
+    ]
+    assert tree_figure(tree_view(made_trees.chains()), str)["heads"][1][1].startswith("noise at 1.00, step 1 of ")
 
 
 def test_tables_hold_all_steps_and_all_pictures(client_of, made):
     made_trees.write(made, made_trees.forest())
     text = client_of(made).get("/tree?tree=000020-3").text
-    rows = re.findall(r'<tr id="details-(\d+)">.*?<td class="number">([^<]*)</td><td>[^<]*</td><td>(yes|no)</td>', text)
-    sizes = [abs(float(share.replace("−", "-"))) for _, share, _ in rows]
-    assert len(rows) == 24 and sizes == sorted(sizes, reverse=True) and sizes[0] == 1.12
-    pictures = text[text.index("All images, the best first") :]
-    assert pictures.count("<tr >") == 16 and "shapes: no object found" in pictures
+    steps, images = (table for table in tables(tree_view(made_trees.forest())))
+    sizes = [abs(float(cells[steps.columns.index("Advantage")].replace("−", "-"))) for _, cells in steps.rows]
+    assert len(sizes) == 24 and sizes == sorted(sizes, reverse=True) and sizes[0] == 1.12
+    assert text.count('<tr id="steps-') == 24 and text.count('<tr id="images-') == 16
+    rewards = [cells[0] for _, cells in images.rows]
+    assert rewards[0] == "1.000" and rewards[-1] == "failed" and "shapes: no object found" in images.rows[-1][1]
 
 
 @pytest.mark.parametrize("page", ["/trees", "/tree?tree=000020-3"])
@@ -262,29 +307,24 @@ def test_neighbours_keep_the_group_where_they_can():
     assert neighbours(found, (40, 0)) == {"previous": (20, 3), "next": None, "earlier": (20, 0), "later": None}
 
 
-def test_the_figure_stands_alone():
-    asked: list[str] = []
-
-    def picture(file: str) -> str:
-        asked.append(file)
-        return "data:image/webp;base64,AAAA"
-
-    figure = tree_figure(made_trees.forest(prompt=HOSTILE), picture)
+def test_the_reports_figure_stands_alone(client_of, made):
+    made_trees.write(made, made_trees.forest(prompt=HOSTILE))
+    text = client_of(made).get("/report").text
+    figure = text[text.index('class="treefig') : text.index("<details", text.index('class="treefig'))]
     elements = Elements(figure)
-    assert asked == [f"node-{number}.webp" for number in range(28)]
-    assert len(elements.of("node")) == 28 and len(elements.of("line")) == 24
-    named = re.findall(r'<span class="name">([^<]+)</span>', figure)  # as the story beside it calls them
-    assert len(named) == 28 and {"1", "2a", "2ab", "4bb"} <= set(named)
+    assert len(elements.of("node")) == 28
+    names = re.findall(r'<span class="name">([^<]+)</span>', figure)  # as the story beside it calls them
+    assert len(names) == 28 and {"1", "2a", "2ab", "4bb"} <= set(names)
     assert "<script" not in figure and " id=" not in figure and "href" not in figure and 'loading="lazy"' not in figure
     assert "near 0" in figure and "≥ +1" in figure and "turning point" in figure
     assert ">step trains" in figure and ">does not train<" in figure
-    addresses = {found["src"] for tag, found in elements.found if tag == "img"}
-    assert addresses == {"data:image/webp;base64,AAAA"}
+    assert all(found["src"].startswith("data:image/webp") for tag, found in elements.found if tag == "img")
 
 
 def test_the_figures_style_touches_nothing_else():
-    rules = re.sub(r"/\*.*?\*/", "", TREE_FIGURE_CSS, flags=re.S)
-    rules = re.sub(r"@media[^{]*\{(.*)\}\s*$", r"\1", rules, flags=re.S)
+    css = (STATIC / "tree_figure.css").read_text(encoding="utf-8")
+    rules = re.sub(r"/\*.*?\*/", "", css, flags=re.S)
+    rules = re.sub(r"@media[^{]*\{((?:[^{}]*\{[^{}]*\})*)\s*\}", r"\1", rules)
     selectors = [one.strip() for head in re.findall(r"([^{}]+)\{[^{}]*\}", rules) for one in head.split(",")]
     assert len(selectors) > 40 and all(selector.startswith(".treefig") for selector in selectors)
-    assert "url(" not in TREE_FIGURE_CSS and "@import" not in TREE_FIGURE_CSS
+    assert "url(" not in css and "@import" not in css

@@ -12,7 +12,7 @@ from diffrl.models.images import (
     uint8_from_signed,
     uint8_from_unit,
 )
-from reward_models.media import from_pil, save_webp_lossless, to_pil
+from reward_models.media import from_pil, save_media, to_pil
 
 
 def noise(*shape, seed=0):
@@ -61,7 +61,7 @@ def test_pil_and_back():
 
 def test_webp_is_lossless_and_leaves_no_temporary(tmp_path):
     for i, picture in enumerate((noise(3, 32, 32), noise(3, 13, 101), torch.zeros(3, 1, 1, dtype=torch.uint8))):
-        save_webp_lossless(picture, tmp_path / f"{i}.webp")
+        save_media(picture, tmp_path / f"{i}.webp")
         with Image.open(tmp_path / f"{i}.webp") as image:
             assert image.format == "WEBP" and torch.equal(from_pil(image), picture)
     assert len(list(tmp_path.iterdir())) == 3

@@ -17,8 +17,7 @@ from diffrl.models.architecture import component_shapes
 from diffrl.models.families import FAMILIES
 from diffrl.models.lora_file import check_lora, lora_files, read_lora
 from diffrl.preflight.check import check_config
-from diffrl.run.initial import restore_initial
-from diffrl.run.lora_start import check_start
+from diffrl.run.start_weights import check_start, restore_initial
 from tests.training.harness import make_trainer, settings
 
 CPU = torch.device("cpu")

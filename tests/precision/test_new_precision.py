@@ -72,7 +72,7 @@ from diffrl.cli import main
 from diffrl.config.load import config_schema, load_config
 from diffrl.cost.plan import make_plan
 from diffrl.cost.prices import TABLES
-from diffrl.gallery.trees.drawn import precision
+from diffrl.gallery.trees.story import precision
 
 path = sys.argv[1]
 def copy_of(precision):

@@ -6,7 +6,8 @@ import pytest
 
 from diffrl.config.load import make_config
 from diffrl.errors import ConfigError
-from diffrl.export.generate import GenerateRequest, generate_pictures
+from diffrl.export.generate import generate_pictures
+from diffrl.export.request import GenerateRequest
 from diffrl.preflight.preview import Preview
 from diffrl.preflight.prompts import plan_notes
 from tests.training.harness import go_on, settings, start
@@ -36,7 +37,7 @@ def test_a_run_says_what_is_cut_and_not_held_out_and_goes_on_when_it_has_begun(r
 def test_generate_says_what_it_left_out_and_what_is_cut(random_sd3, tmp_path):
     lines = [{"prompt": "a blue square"}] * 9 + [{"prompt": "a red circle " * 30}, {"prompt": ""}]
     (tmp_path / "a.jsonl").write_text("\n".join(map(json.dumps, lines)))
-    request = GenerateRequest(out=tmp_path / "out", model=str(random_sd3), source=str(tmp_path / "a.jsonl"), steps=1)
-    said = generate_pictures(request)
+    request = GenerateRequest(model=str(random_sd3), prompts=str(tmp_path / "a.jsonl"), steps=1)
+    said = generate_pictures(request, tmp_path / "out")
     assert any("1 of the 11 rows" in line and "a.jsonl:11" in line for line in said)
     assert sum("1 of the 2 texts of the prompts are longer than CLIP (" in line for line in said) == 1

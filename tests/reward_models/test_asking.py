@@ -150,9 +150,11 @@ def test_messages_of_samples_and_refusals_can_be_stored():
         ({"parts": {"\ud800": torch.zeros(3)}}, "names of at most 100 characters"),
         ({"parts": {7: torch.zeros(3)}}, "names of at most 100 characters. Got 7"),
         ({"parts": None}, "TypeError"),
-        ({"errors": [None, OSError("x"), None]}, r"Errors are text or None. Got OSError\('x'\)"),
+        ({"errors": [None, OSError("x"), None]}, r"`errors` must be text or None. Got OSError\('x'\)"),
         ({"errors": None}, "TypeError"),
         ({"raw": torch.zeros(3, device="meta")}, "no dense tensor of real numbers"),
+        ({"raw": torch.zeros(3, dtype=torch.complex64)}, "no dense tensor of real numbers"),
+        ({"parts": {"half": torch.zeros(3).to_sparse()}}, "no dense tensor of real numbers"),
     ],
 )
 def test_an_output_that_cannot_be_read_is_one_sentence(change, told):

@@ -1,4 +1,4 @@
-"""Files, PIL images and arrays to tensors and back; pictures of any sizes scored in order."""
+"""Files, PIL images and arrays to tensors and back; images of any sizes scored in order."""
 
 import math
 
@@ -47,7 +47,7 @@ def test_what_is_neither_is_refused(item):
 
 
 class Sizes:
-    """Scores a picture by its height; remembers how many came at once."""
+    """Scores an image by its height; remembers how many came at once."""
 
     spec = ScorerSpec("sizes", "Height.", (0.0, 1e4), media=("image", "video"))
 

@@ -49,7 +49,8 @@ def test_a_note_is_one_short_printable_line():
 
 
 @pytest.mark.parametrize(
-    ("words", "sentence"), [(["a"], "It has 1 notes"), (["a", 3], "Notes are text or None. Got 3")]
+    ("words", "sentence"),
+    [(["a"], "`notes` must have 2 entries. Got 1"), (["a", 3], "`notes` must be text or None. Got 3")],
 )
 def test_notes_of_another_shape_are_one_sentence(words, sentence):
     with pytest.raises(BrokenScorerError, match=sentence):
@@ -79,7 +80,7 @@ def test_servers_and_clients_of_before_there_were_notes_are_understood():
     sent["notes"] = ["x\n" * 10**4, None]
     assert len(decode_output(json.dumps(sent).encode(), 2)[0].notes[0]) == LONGEST_NOTE
     sent["notes"] = ["only one"]
-    with pytest.raises(ValueError, match="a place in every list"):
+    with pytest.raises(ValueError, match="an entry in every list"):
         decode_output(json.dumps(sent).encode(), 2)
 
 

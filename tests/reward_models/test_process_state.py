@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 import torch
 
-from reward_models import RewardError, check_scorer, load_reward, process_state
+from reward_models import RewardError, load_reward, process_state
 from reward_models.asking import ask
 from tests.reward_models.test_asking import Scorer, request
 
@@ -141,38 +141,9 @@ def test_loading_changes_nothing_either(tmp_path, monkeypatch):
     assert len(said) == 2 and everything() == then
 
 
-def test_the_check_lists_what_is_left_changed():
-    def change(batch):
-        os.chdir("/")
-        torch.set_default_dtype(torch.float64)
-
-    then = everything()
-    problems = check_scorer(Scorer(change))
-    assert everything() == then
-    for title in ("the working directory", "torch's default dtype"):
-        assert f"It must leave {title} as it was: put back what it changes." in problems
-
-
 def test_a_directory_that_a_scorer_removed_is_one_sentence(tmp_path, monkeypatch):
     here = tmp_path / "here"
     here.mkdir()
     monkeypatch.chdir(here)
     with pytest.raises(RewardError, match="the working directory as it was. It cannot be put back"):
         ask(Scorer(lambda _: (os.chdir("/"), here.rmdir())), request(), "own")
-
-
-@pytest.mark.parametrize("key", ["raw", "half"])
-@pytest.mark.parametrize(
-    "make",
-    [torch.Tensor.to_sparse, lambda x: x.to("meta"), lambda x: x.to(torch.complex64)],
-    ids=["sparse", "meta", "complex"],
-)
-def test_scores_that_are_no_dense_real_numbers_are_refused(key, make):
-    def gives(output):
-        if key == "half":
-            output.parts["half"] = make(output.raw)
-            return output
-        return type(output)(make(output.raw), output.ok, output.errors)
-
-    with pytest.raises(RewardError, match="no dense tensor of real numbers"):
-        ask(Scorer(gives=gives), request(), "own")

@@ -121,7 +121,7 @@ def own(tmp_path, monkeypatch):
         ("import sys; sys.exit(3)\n", "SystemExit: 3."),
         (
             "from reward_models import ScorerSpec\nScorerSpec('caf\\udce9', 'x', (0, 1))\n",
-            "RewardError: The name of a scorer's spec must be text that UTF-8 can store",
+            "RewardError: The spec of the scorer .* name must be text that UTF-8 can store",
         ),
         ("class Panic(BaseException): pass\nraise Panic('caf\\udce9')\n", "Panic: caf\ufffd."),
         ("class Other: pass\n", "AttributeError: module .* has no attribute 'Mine'."),
@@ -208,7 +208,7 @@ def test_a_function_of_a_library_is_no_reward():
 
 @pytest.mark.parametrize("name", ["sharpness", "temporal_flicker", "pickscore", "ocr"])
 def test_the_options_are_listed_for_one_that_is_not_among_them(name):
-    from reward_models.scoring.choices import factory_of
+    from reward_models.registry import factory_of
 
     with pytest.raises(RewardError, match=f"The reward {name} does not take these options: colour. It takes") as told:
         load_reward(name, colour="red")

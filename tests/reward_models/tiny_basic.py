@@ -63,19 +63,7 @@ def load_geneval(name: str, folder: Path, **options) -> Scorer:
     return load_reward(name, model=str(model), clip_model=str(clip_model), side=64, **options)
 
 
-WITHOUT_WEIGHTS = (
-    "colourfulness",
-    "contrast",
-    "diversity",
-    "dynamic_degree_proxy",
-    "jpeg_compressibility",
-    "jpeg_incompressibility",
-    "motion_smoothness_proxy",
-    "sharpness",
-    "temporal_flicker",
-)
 TINY: dict[str, Callable[[Path], Scorer]] = {
-    **{name: lambda folder, name=name: load_reward(name) for name in WITHOUT_WEIGHTS},
     "ocr": lambda folder: load_reward("ocr", threads=1),
     "ocr_exact": lambda folder: load_reward("ocr_exact", threads=1, detect=False),
     "video_mean": lambda folder: load_reward("video_mean", reward="shapes", frames=3),

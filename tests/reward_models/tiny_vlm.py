@@ -30,7 +30,7 @@ TEMPLATE = (
     "<|vision_start|><|video_pad|><|vision_end|>{% elif 'text' in content %}{{ content['text'] }}{% endif %}"
     "{% endfor %}<|im_end|>\n{% endif %}{% endfor %}{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
 )
-"""Qwen2-VL's chat template, without the numbering of pictures."""
+"""Qwen2-VL's chat template, without the numbering of images."""
 
 
 def save_base(folder: Path) -> Path:

@@ -16,7 +16,7 @@ IMAGES = torch.arange(7, dtype=torch.uint8).reshape(7, 1, 1, 1).expand(7, 3, 2, 
 
 
 class Table:
-    """Scores picture i with values[i]; remembers what it was asked."""
+    """Scores image i with values[i]; remembers what it was asked."""
 
     spec = ScorerSpec("table", "values from a list", (0.0, 1.0))
 

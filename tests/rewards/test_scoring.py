@@ -1,4 +1,4 @@
-"""Scores as pictures come: the same table whatever the pieces, threads that wait for nothing, failures that return."""
+"""Scores as images come: the same table whatever the pieces, threads that wait for nothing, failures that return."""
 
 import os
 import signal
@@ -97,7 +97,7 @@ def test_a_lane_scores_while_pictures_are_still_coming():
     scorer = Slow()
     scoring = Scoring([WeightedScorer("slow", scorer, batch_size=4, lane=Lane("slow"))], PROMPTS)
     scoring.add(IMAGES[:4])
-    assert started.wait(LONG)  # at work, though seven pictures are missing and the batch is not done
+    assert started.wait(LONG)  # at work, though seven images are missing and the batch is not done
     scoring.add(IMAGES[4:])
     go_on.set()
     assert bool(scoring.table().ok.all()) and set(scorer.threads) == {"reward-slow"}

@@ -9,7 +9,7 @@ import torch
 from diffrl.checkpoint.files import save_checkpoint
 from diffrl.config.load import make_config
 from diffrl.errors import CheckpointError, ConfigError
-from diffrl.run.choose import NEWEST, Choice, choose_checkpoint, require_choice
+from diffrl.run.checkpoints import NEWEST, Choice, choose_checkpoint, require_choice
 from diffrl.tracking.metrics import MetricsLog
 
 BEST = Choice(best=True)

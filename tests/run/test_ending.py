@@ -13,7 +13,7 @@ import diffrl.lifecycle as run_module
 import diffrl.run.completion as completion
 from diffrl.cli import main
 from diffrl.errors import DiffrlError
-from diffrl.run.ending import broken_peer
+from diffrl.terminal.exits import broken_peer
 from diffrl.training.loop import Trainer
 from tests.patience import LONG
 from tests.tiers import daily

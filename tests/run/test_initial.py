@@ -9,9 +9,9 @@ import pytest
 from diffrl.cli import main
 from diffrl.config.load import make_config
 from diffrl.errors import CheckpointError, ConfigError
-from diffrl.run.choose import NEWEST, Choice
-from diffrl.run.initial import begin_with, pin_initial
-from diffrl.run.resume import BEFORE
+from diffrl.run.checkpoints import NEWEST, Choice
+from diffrl.run.set_aside import BEFORE
+from diffrl.run.start_weights import begin_with, pin_initial
 from diffrl.studies.compare.arguments import Candidate, load_candidates
 from diffrl.training.loop import Trainer
 from tests.run.test_resume import Crash, crash_at

@@ -17,10 +17,9 @@ from diffrl.config.load import make_config
 from diffrl.data.prompts import load_prompts
 from diffrl.errors import ConfigError
 from diffrl.lifecycle import resume, train
-from diffrl.run.aligned import load_aligned
-from diffrl.run.choose import NEWEST
-from diffrl.run.initial import begin_with
+from diffrl.run.checkpoints import NEWEST, load_aligned
 from diffrl.run.inputs import ACCEPT, require_alike_on_ranks, warn_of_inputs
+from diffrl.run.start_weights import begin_with
 from diffrl.run.summary import write_before_after
 from diffrl.training.inputs import digest_base, digest_named, digest_prompts
 from diffrl.training.own_code import code_of

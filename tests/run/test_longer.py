@@ -10,7 +10,7 @@ import diffrl.lifecycle as run_module
 from diffrl.cli import main
 from diffrl.config import load_config
 from diffrl.run import completion
-from diffrl.run.longer import is_complete
+from diffrl.run.resume import is_complete
 from diffrl.run.summary import unplanned_evaluations
 from diffrl.training.loop import Trainer
 from tests.run.test_resume import Crash, crash_at

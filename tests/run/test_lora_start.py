@@ -13,7 +13,7 @@ from diffrl.export.diffusers import export_run
 from diffrl.models.lora_file import FIRST_LORA, SECOND_LORA
 from diffrl.models.tiny import save_pipeline
 from diffrl.preflight.check import check_config
-from diffrl.run.initial import pin_initial, restore_initial
+from diffrl.run.start_weights import pin_initial, restore_initial
 from diffrl.training.loop import Trainer
 from tests.conftest import WORDS
 from tests.run.test_resume import Crash, crash_at

@@ -16,8 +16,8 @@ from diffrl.config import load_config
 from diffrl.errors import CheckpointError, ConfigError, DiffrlError, GuardStop
 from diffrl.preflight.preview import Preview
 from diffrl.preflight.stages import open_session
-from diffrl.run.fit import require_fit
-from diffrl.run.resume import find_checkpoint, lost_history, set_aside
+from diffrl.run.resume import find_checkpoint, lost_history, require_fit
+from diffrl.run.set_aside import set_aside
 from diffrl.run.summary import held_out_change
 from diffrl.tracking.store import SampleStore, StoredSample
 from diffrl.training.loop import Trainer

@@ -10,13 +10,12 @@ import pytest
 
 from diffrl.checkpoint.files import load_checkpoint
 from diffrl.errors import DiffrlError
-from diffrl.gallery.progress import first_rewards, how_it_ended, read_rows, said
+from diffrl.gallery.progress import first_rewards, how_it_ended, log_messages, read_rows
 from diffrl.gallery.runs import RunSource
 from diffrl.gallery.series import track_of
 from diffrl.gallery.votes import read_votes
-from diffrl.run.choose import _rewards
-from diffrl.run.directory import _read_environment
-from diffrl.run.longer import read_summary
+from diffrl.run.checkpoints import _rewards
+from diffrl.run.directory import _read_environment, read_summary
 from diffrl.run.resume import newest_known
 from diffrl.studies.compare.archive import unpack
 from diffrl.studies.compare.reported import read_rows as read_evaluations
@@ -31,7 +30,7 @@ REFUSED = {
     "metrics.jsonl cut": ("metrics.jsonl", lambda run: MetricsLog(run / "metrics.jsonl").truncate_after(1)),
     "metrics.jsonl in the gallery": ("metrics.jsonl", lambda run: read_rows(run / "metrics.jsonl")),
     "summary.json in the gallery": ("summary.json", lambda run: RunSource("r", run).read_json("summary.json")),
-    "log.txt in the gallery": ("log.txt", lambda run: said(RunSource("r", run))),
+    "log.txt in the gallery": ("log.txt", lambda run: log_messages(RunSource("r", run))),
     "votes.jsonl": ("votes.jsonl", lambda run: read_votes(run / "votes.jsonl")),
     "evaluations.jsonl": ("evaluations.jsonl", lambda run: read_evaluations(run / "evaluations.jsonl")),
     "study.json": ("study.json", lambda run: read_shaped(run / "study.json", dict)),

@@ -44,7 +44,7 @@ def measured(random_sd3, tmp_path_factory):
     """A tree in four ways; three leaves a root."""
     folder = tmp_path_factory.mktemp("fidelity")
     data = settings(random_sd3, folder, rollout=TREE, rewards=[{"name": LOW_BITS}])
-    return measure(data, folder / "out", precisions=("training", "nvfp4:emulated"), steps=(4, 5))
+    return measure(data, folder / "out", precision=("training", "nvfp4:emulated"), steps=(4, 5))
 
 
 def variant(found, precision, steps):
@@ -105,7 +105,7 @@ def test_what_ran_is_reported(measured):
 @pytest.mark.long
 def test_the_picture_difference_is_in_unit_range(random_sd3, tmp_path):
     """The reward is the mean of the red channel / 255, so its difference bounds that of the pictures from below."""
-    found = measure(settings(random_sd3, tmp_path), tmp_path / "out", precisions=("nvfp4:emulated",), steps=(4,))
+    found = measure(settings(random_sd3, tmp_path), tmp_path / "out", precision=("nvfp4:emulated",), steps=(4,))
     for reward, pixel in zip(*(found.variants[0].per_prompt[name] for name in DIFFERENCES), strict=True):
         assert reward / 3 <= pixel + 1e-6 and pixel < 40 * reward
 
@@ -113,7 +113,7 @@ def test_the_picture_difference_is_in_unit_range(random_sd3, tmp_path):
 @pytest.mark.long
 def test_the_same_seed_gives_the_same_numbers_and_another_one_others(measured, random_sd3, tmp_path):
     data = settings(random_sd3, tmp_path, rollout=TREE, rewards=[{"name": LOW_BITS}])
-    request = {"precisions": ("nvfp4:emulated", "training"), "steps": (4,)}
+    request = {"precision": ("nvfp4:emulated", "training"), "steps": (4,)}
     again = measure(data, tmp_path / "a", **request)
     assert again.truth.rewards == measured.truth.rewards
     for pool in again.variants:
@@ -130,14 +130,14 @@ def test_prompts_are_those_that_training_takes_first(random_sd3, tmp_path):
 
     data = settings(random_sd3, tmp_path)
     for held_out, source in ((False, "shapes:train"), (True, "shapes:tune")):
-        found = measure(data, tmp_path / source, held_out=held_out, precisions=("training",), steps=(4,))
+        found = measure(data, tmp_path / source, held_out=held_out, precision=("training",), steps=(4,))
         batch = prompt_batch(load_prompts(source), 3, 3, 0)
         assert found.settings["prompts"] == [p.text for p in batch.prompts] and found.settings["source"] == source
 
 
 def test_prompts_without_spread_are_left_out_and_counted(random_sd3, tmp_path):
     data = settings(random_sd3, tmp_path, rewards=[{"name": CONSTANT}])
-    found = measure(data, tmp_path / "out", precisions=("training",), steps=(4,))
+    found = measure(data, tmp_path / "out", precision=("training",), steps=(4,))
     assert found.without_spread == [0, 1, 2]
     pool = found.variants[0]
     assert all(pool.means[name] == mean_over_prompts([]) for name in RANKING)
@@ -149,7 +149,7 @@ def test_prompts_without_spread_are_left_out_and_counted(random_sd3, tmp_path):
 
 def test_a_candidate_that_cannot_be_scored_is_left_out(random_sd3, tmp_path):
     data = settings(random_sd3, tmp_path, rewards=[{"name": FLAKY, "options": {"failures": 2}}])
-    found = measure(data, tmp_path / "out", precisions=("training",), steps=(4,))
+    found = measure(data, tmp_path / "out", precision=("training",), steps=(4,))
     pool = found.variants[0]
     assert pool.failed == 2 and pool.rewards[0][:2] == [None, None] and found.without_spread == []
     kept = stats.kendalltau(pool.rewards[0][2:], found.truth.rewards[0][2:]).statistic
@@ -171,7 +171,7 @@ def test_means_leave_out_what_is_not_there():
 def test_a_run_is_measured_with_its_own_weights(random_sd3, tmp_path):
     data = settings(random_sd3, tmp_path, train={"learning_rate": 0.05})
     run_dir, _ = start(data)
-    request = {"precisions": ("training", "int8"), "steps": (5,)}
+    request = {"precision": ("training", "int8"), "steps": (5,)}
     base = measure(data, tmp_path / "base", **request)
     aligned = measure(data, tmp_path / "aligned", run=run_dir, **request)
     assert aligned.truth.rewards != base.truth.rewards
@@ -207,7 +207,7 @@ def test_the_exploring_stage_is_what_is_measured_by_default(random_sd3, tmp_path
 @pytest.mark.long
 def test_a_lora_with_the_familys_layers_and_the_checks_of_training(random_sd3, tmp_path):
     data = settings(random_sd3, tmp_path, model={"lora": {"rank": 2, "alpha": 4}})
-    found = measure(data, tmp_path / "out", precisions=("int8",), candidates=4, prompts=1, k=1)
+    found = measure(data, tmp_path / "out", precision=("int8",), candidates=4, prompts=1, k=1)
     assert [p.precision for p in found.variants if p.precision == "int8"]
 
 
@@ -230,11 +230,11 @@ def test_without_one_it_is_bfloat16_with_all_steps(random_sd3, tmp_path):
         ({"candidates": 7}, "multiple of the leaves of a tree. Got 7, with 3"),
         ({"k": 7}, "Got k=7, candidates=6"),
         ({"prompts": 100_000}, "Got 100000 of"),
-        ({"precisions": ("nvfp4",)}, "compute capability 10.0"),
-        ({"precisions": ("nvfp4",)}, "Here: --precision nvfp4:emulated."),
-        ({"precisions": ("float32",)}, "--precision must be one of training, bfloat16, int8, fp8, mxfp8, nvfp4"),
-        ({"precisions": ("training:emulated",)}, "takes no engine"),
-        ({"precisions": ("int8:quick",)}, "--precision int8:quick: rollout.explore.engine must be a known name"),
+        ({"precision": ("nvfp4",)}, "compute capability 10.0"),
+        ({"precision": ("nvfp4",)}, "Here: --precision nvfp4:emulated."),
+        ({"precision": ("float32",)}, "--precision must be one of training, bfloat16, int8, fp8, mxfp8, nvfp4"),
+        ({"precision": ("training:emulated",)}, "takes no engine"),
+        ({"precision": ("int8:quick",)}, "--precision int8:quick: rollout.explore.engine must be a known name"),
     ],
     ids=str,
 )
@@ -247,7 +247,7 @@ def test_what_cannot_be_measured_is_refused_before_anything_is_written(random_sd
 
 def test_all_problems_are_listed_at_once(random_sd3, tmp_path):
     with pytest.raises(ConfigError) as error:
-        measure(settings(random_sd3, tmp_path), tmp_path / "out", steps=(2, 9), k=99, precisions=("fp4",))
+        measure(settings(random_sd3, tmp_path), tmp_path / "out", steps=(2, 9), k=99, precision=("fp4",))
     assert len(error.value.problems) == 4
 
 

@@ -42,7 +42,7 @@ GROUP = script.Group(dict.fromkeys(SCORES, ""), 40_000, 5, {"Pays?": (("plain", 
 def test_groups_are_paired_and_ask_for_what_they_train(name, monkeypatch):
     monkeypatch.chdir(ROOT)
     group = script.GROUPS[name]
-    assert load_candidates(parse_candidates(script.request(group, Path("out"), 1).configurations), None)
+    assert load_candidates(parse_candidates(script.request(group, Path("out"), 1).configs), None)
     assert {label for pairs in group.questions.values() for pair in pairs for label in pair} <= set(group.arms)
 
 

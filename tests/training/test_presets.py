@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 import yaml
 from PIL import Image
+from recipe_tables import tables
 
 from diffrl.config.rollout import Window
 from diffrl.cost.meter import network_evaluations
@@ -22,10 +23,7 @@ from tests.tiers import daily
 from tests.training.harness import BRIGHTNESS, GREEN, make_run, weights_of
 
 ROOT = Path(__file__).parents[2]
-PRESETS = (
-    "flow_grpo", "dance_grpo", "mix_grpo", "branch_grpo", "branch_grpo_mix", "tp_grpo", "sol_rl", "diffusion_nft",
-    "awm", "dgpo", "crd", "tree_tilt", "diffrl", "diffrl_nft",
-)  # fmt: skip
+PRESETS = tuple(name for name, method in tables()["methods"].items() if "only" not in method)
 GUIDANCE = {"sd3": 1.0, "flux": 3.5, "sana": 4.5, "wan": 1.0, "qwen_image": 4.0, "z_image": 5.0, "flux2_klein": 4.0}
 GUIDANCE |= {"flux_kontext": 2.5, "qwen_image_edit": 4.0, "wan_i2v": 3.0, "hunyuan_video": 6.0}
 SUMS = {

@@ -69,7 +69,7 @@ def test_both_loras_are_exported_and_load_in_plain_diffusers(wan22, tmp_path):
     exec(loading, scope)  # noqa: S102
     aligned = scope["pipeline"]
     plain = WanPipeline.from_pretrained(str(wan22))
-    from diffrl.run.aligned import load_aligned
+    from diffrl.run.checkpoints import load_aligned
 
     ours = load_aligned(run, torch.device("cpu")).adapter
     latents = torch.randn(1, 8, 3, 4, 4, generator=torch.Generator().manual_seed(1))

@@ -4,8 +4,9 @@ import re
 
 import pytest
 
+from diffrl.gallery.trees.numbers import push
 from diffrl.gallery.trees.sums import reward_sum, sample_sum, step_sum
-from diffrl.gallery.trees.words import push, pushed, sums
+from diffrl.gallery.trees.view import tree_view
 from tests.tiers import daily
 from tests.training.harness import BRIGHTNESS, FOREST, make_run
 from tests.trees.test_document import BOTH, CHAINS, WIDE, kept
@@ -41,24 +42,24 @@ def test_every_advantage_can_be_worked_out_from_the_record(random_sd3, tmp_path,
     rollout, credit = RULES[name]
     seen, cuts = 0, 0
     for tree in kept(make_run(forest_run(random_sd3, tmp_path, rollout, credit))[1]):
-        given, bound = sums(tree), credit.get("clamp", 5.0)
-        for edge in (edge for edge in given.edges if pushed(edge)):
-            text = step_sum(given, edge)
-            assert text, given.names[edge.id]
+        view, bound = tree_view(tree), credit.get("clamp", 5.0)
+        for edge in (edge for edge in view.edges if view.step_trains(edge) == "yes"):
+            text = step_sum(view, edge)
+            assert text, view.names[edge.id]
             assert edge.advantage == pytest.approx(max(-bound, min(bound, worked_out(text))), abs=0.011)
             assert ("cut to" in text) == (abs(edge.advantage) == bound)
             seen, cuts = seen + 1, cuts + ("cut to" in text)
-        for node in given.samples:
+        for node in view.samples:
             if push(node.leaf.advantage):
-                wanted = max(-bound, min(bound, worked_out(sample_sum(given, node))))
+                wanted = max(-bound, min(bound, worked_out(sample_sum(view, node))))
                 assert node.leaf.advantage == pytest.approx(wanted, abs=0.011)
     assert seen > 3 and (cuts > 0) == (name == "cut")
 
 
 def test_steps_share_the_credit_of_their_pictures(random_sd3, tmp_path):
     for tree in kept(make_run(forest_run(random_sd3, tmp_path, FOREST, {"reward": "outcome"}))[1]):
-        given = sums(tree)
-        told = {step_sum(given, edge) for edge in given.edges if pushed(edge)}
+        view = tree_view(tree)
+        told = {step_sum(view, edge) for edge in view.edges if view.step_trains(edge) == "yes"}
         assert told == {"that of its image", "the mean of its 2 images' advantages"}
 
 
@@ -84,11 +85,11 @@ def test_rewards_can_be_worked_out_with_the_weights_of_the_iteration(random_sd3,
             "dark": {"weight": -0.5, "shift": 0.0, "scale": 1.0},
             "watched": {"weight": 0.0, "shift": 0.0, "scale": 1.0},
         }
-        given = sums(tree)
-        for node in given.scored:
+        view = tree_view(tree)
+        for node in view.scored:
             raw = node.leaf.rewards["bright"]
             assert node.leaf.total == pytest.approx(0.5 * (raw - 0.25) / 4 - 0.5 * raw, abs=1e-6)
-            assert reward_sum(given, node) == f"0.5 × ({raw:.3f} − 0.25) / 4 (bright) − 0.5 × {raw:.3f} (dark)"
+            assert reward_sum(view, node) == f"0.5 × ({raw:.3f} − 0.25) / 4 (bright) − 0.5 × {raw:.3f} (dark)"
 
 
 @pytest.mark.parametrize(

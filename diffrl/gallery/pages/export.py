@@ -11,7 +11,6 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from datetime import datetime
 from pathlib import Path
-from urllib.parse import parse_qs
 
 from fastapi import FastAPI, Request, Response
 from fastapi.responses import FileResponse, RedirectResponse
@@ -20,11 +19,11 @@ from starlette.concurrency import run_in_threadpool
 from diffrl.errors import DiffrlError
 from diffrl.gallery.answers import note
 from diffrl.gallery.errors import GalleryError
+from diffrl.gallery.forms import form_of
 from diffrl.gallery.query import Query
 from diffrl.gallery.records import Answer, Source
 from diffrl.gallery.site import Site
 
-FIELDS = 10
 Make = Callable[[Sequence[Source], Path, Callable[[int, int], None]], list[str]]
 """Writes sources as a site to a folder, tells how far it is, and gives lines for the user; see `export.export_site`."""
 
@@ -110,7 +109,6 @@ def export(site: Site, query: Query) -> Answer:
 
 def add_routes(app: FastAPI, site: Site) -> None:
     """The page that asks for an export and tells how far it is, and the file."""
-    from diffrl.gallery.pages.vote import body_of, same_origin
 
     def make(sources: Sequence[Source], place: Path, far: Callable[[int, int], None]) -> list[str]:
         from diffrl.gallery.export import export_site  # numpy comes with it: only whoever exports waits for that
@@ -126,14 +124,9 @@ def add_routes(app: FastAPI, site: Site) -> None:
         return Response(body, media_type="text/html; charset=utf-8")
 
     async def take(request: Request) -> Response:
-        given = parse_qs((await body_of(request)).decode("utf-8", "replace"), max_num_fields=FIELDS)
-        fields = {name: values[-1] for name, values in given.items()}
-        if not same_origin(request.headers) or not secrets.compare_digest(
-            fields.get("key", "").encode(), exports.key.encode()
-        ):
-            raise GalleryError(
-                "An export is asked for on the gallery's own page. This came from another. Go there.", 403
-            )
+        fields = await form_of(request)
+        if not secrets.compare_digest(fields.get("key", "").encode(), exports.key.encode()):
+            raise GalleryError("An export needs the key of its page. Got another. Reload the page.", 403)
         run = fields.get("run", "")
         sources = await run_in_threadpool(lambda: [site.source(run)] if run else list(site.sources))
         if not sources:

@@ -12,14 +12,14 @@ from diffrl.gallery.records import Answer
 from diffrl.gallery.runs import RunSource
 from diffrl.gallery.site import Site
 from diffrl.gallery.thumbnails import moves
-from diffrl.gallery.trees.figure import TREE_FIGURE_CSS, node_view, tree_figure
+from diffrl.gallery.trees.facts import tables
+from diffrl.gallery.trees.figure import panel, split_images, tree_figure
 from diffrl.gallery.trees.glossary import glossary
 from diffrl.gallery.trees.numbers import counted, three
-from diffrl.gallery.trees.panel import panel, picture_rows, step_rows
-from diffrl.gallery.trees.rule import place, rules
-from diffrl.gallery.trees.splits import pictures, rows, train
+from diffrl.gallery.trees.rule import place
+from diffrl.gallery.trees.sections import Section
 from diffrl.gallery.trees.story import opening, story
-from diffrl.gallery.trees.words import sums, total
+from diffrl.gallery.trees.view import total, tree_view
 from diffrl.trees.read import NAME, list_trees, read_tree
 from diffrl.trees.record import TREES, TreeRecord, tree_name
 
@@ -43,21 +43,21 @@ def _card(run: RunSource, iteration: int, group: int) -> dict[str, Any]:
     name = tree_name(iteration, group)
     card: dict[str, Any] = {"name": name, "iteration": iteration, "group": group, "error": None}
     try:
-        given = sums(read_tree(run.path, iteration, group))
+        view = tree_view(read_tree(run.path, iteration, group))
     except DiffrlError as error:
         return card | {"error": str(error)}
-    ranked = given.scored
-    judged = [passed for node in given.drawn_leaves if (passed := given.passed(node)) is not None]
+    ranked = view.scored
+    judged = [passed for node in view.sampled_leaves if (passed := view.passed(node)) is not None]
     ends = [] if not ranked else [("best", ranked[0]), ("worst", ranked[-1])]
     return card | {
-        "prompt": given.record.prompt,
-        "source": run.source_of(given.record.metadata),
-        "place": place(given.record),
-        "counts": _counts(len(given.drawn_leaves), len(given.edges)),
+        "prompt": view.record.prompt,
+        "source": run.source_of(view.record.metadata),
+        "place": place(view.record),
+        "counts": _counts(len(view.sampled_leaves), len(view.edges)),
         "passed": f"{sum(judged)} of {len(judged)} passed" if judged else None,
         "spread": f"{three(total(ranked[-1]))} to {three(total(ranked[0]))}" if ranked else "no rewards",
         "dots": _dots([total(node) for node in ranked]),
-        "turning": sum(edge.turning for edge in given.edges),
+        "turning": sum(edge.turning for edge in view.edges),
         "ends": [
             {
                 "which": which,
@@ -108,32 +108,36 @@ def _page(site: Site, run: RunSource, record: TreeRecord, found: Sequence[tuple[
     def first_frame(file: str) -> str | None:
         return address(size=512, still=True)(file) if moves(run, f"{TREES}/{record.name}/{file}") else None
 
-    given, small = sums(record), address(size=128, still=True)
+    view, small = tree_view(record), address(size=128, still=True)
+    figure = tree_figure(view, small)
     return site.render(
         "tree.html",
         run=run,
         record=record,
         source=run.source_of(record.metadata),
-        figure=tree_figure(record, small, interactive=True, scale=1),
-        opening=opening(record),
-        story=story(record),
-        shots=lambda id, size=256: node_view(given, record.nodes[id], address(size=size, still=True)),
-        words=glossary(given),
-        names=given.names,
+        figure=figure,
+        shots=lambda section: _shots(record, figure, section),
+        image=lambda file, size: address(size=size, still=True)(file),
+        opening=opening(view),
+        story=story(view),
+        strip=lambda id: split_images(record.nodes[id]),
+        words=glossary(view),
+        names=view.names,
         place=place(record),
-        rules=rules(given),
-        steps=step_rows(given),
-        pictures=picture_rows(given),
-        splits=rows(given) if train(given) else [],
-        strip=lambda id, size=256: pictures(record.nodes[id], address(size=size, still=True)),
-        nodes=panel(given, small, address(), first_frame),
-        explored=any(not node.drawn for node in record.nodes),
-        proxies=any(node.drawn and node.leaf is not None and node.leaf.proxy_picture for node in record.nodes),
+        tables=tables(view),
+        panel=panel(view, small, address(), first_frame),
         around={
             key: site.links.page("tree", run=run.key, tree=tree_name(*other)) if other else None
             for key, other in neighbours(found, (record.iteration, record.group)).items()
         },
     )
+
+
+def _shots(record: TreeRecord, figure: dict[str, Any], section: Section) -> list[tuple[dict[str, Any], str]]:
+    """Return the nodes of the figure whose images stand for a section, with their files; none unless all were kept."""
+    nodes = {node["id"]: node for node in figure["nodes"]}
+    shots = [(nodes[id], file) for id in section.shown if (file := record.nodes[id].picture)]
+    return shots if len(shots) == len(section.shown) else []
 
 
 def neighbours(found: Sequence[tuple[int, int]], here: tuple[int, int]) -> dict[str, tuple[int, int] | None]:
@@ -160,6 +164,3 @@ def neighbours(found: Sequence[tuple[int, int]], here: tuple[int, int]) -> dict[
         "earlier": of(earlier),
         "later": of(later),
     }
-
-
-__all__ = ["TREE_FIGURE_CSS", "neighbours", "story", "tree", "tree_figure", "trees"]

@@ -1,39 +1,227 @@
-"""Blind votes: the page that takes them, one pair at a time, and the page and files of what they say."""
+"""The page that takes blind votes, one pair at a time: who votes on what, in which order, and what stands on the left.
+
+A ballot is one voter's way through the pairs of two sets of samples. Its order and its sides are chosen by chance when
+it begins and are known to the server alone: addresses of images name the ballot, the pair and the side of the screen.
+"""
 
 from __future__ import annotations
 
-import asyncio
-import importlib.util
-import json
-from collections.abc import Mapping, Sequence
+import random
+import secrets
+import threading
+from collections import OrderedDict
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
-from urllib.parse import parse_qs, urlsplit
 
 from fastapi import FastAPI, Request, Response
 from fastapi.responses import RedirectResponse
 from starlette.concurrency import run_in_threadpool
 
-from diffrl.gallery.ballots import Ballot, Ballots, Pair, voter_name
-from diffrl.gallery.columns import main_states, named, thinned
+from diffrl.gallery.columns import Column, named
 from diffrl.gallery.errors import GalleryError
-from diffrl.gallery.opponents import opponents, usual
-from diffrl.gallery.paths import is_video
-from diffrl.gallery.preferences import exported_address, has_pair, jsonl, pairs, parquet
+from diffrl.gallery.forms import form_of
 from diffrl.gallery.query import Query
-from diffrl.gallery.ranking import rankings, tallies
-from diffrl.gallery.records import Answer, state_key
-from diffrl.gallery.results import chosen, match_view, opening, ranking_view
-from diffrl.gallery.runs import RunSource
+from diffrl.gallery.records import Answer, Sample
 from diffrl.gallery.site import Site
 from diffrl.gallery.thumbnails import MISSING, blind_picture, moves, part, sign
-from diffrl.gallery.votes import Vote, read_votes
+from diffrl.gallery.votes import OTHER, Choice, Letter, add_vote, exact_samples, pairing, side_of, usual_pair, void_vote
 
-BODY = 20_000
-"""Bytes of a vote's form, at most."""
-BODY_SECONDS = 10.0
-"""In which a form must arrive."""
-FIELDS = 10
+PAIRS = 1000
+"""Pairs of a ballot; of more, so many are drawn."""
+HELD = 20_000
+"""Pairs of all ballots that are held; the longest unused ballots go first."""
+LONGEST_NAME = 80
+LETTERS: tuple[Letter, Letter] = ("a", "b")
+
+
+@dataclass(frozen=True)
+class Pair:
+    """Two images of one prompt.
+
+    Args:
+        prompt: its text.
+        samples: of A and of B.
+        left: which of them is shown on the left.
+    """
+
+    prompt: str
+    samples: Mapping[Letter, Sample]
+    left: Letter
+
+    @property
+    def sides(self) -> dict[str, Letter]:
+        """Which of them is shown where."""
+        return {"left": self.left, "right": OTHER[self.left]}
+
+    @property
+    def edited(self) -> Letter | None:
+        """The one of which a copy of the image that both edit was kept."""
+        return next((letter for letter in LETTERS if self.samples[letter].source is not None), None)
+
+
+@dataclass
+class Ballot:
+    """One voter's way through the pairs.
+
+    Args:
+        columns: A and B.
+        pairs: in the order in which they are shown.
+        voter: a name, or "".
+        left_out: pairs of which an image was not kept with its own pixels, was kept for its score, or is gone.
+        drawn_of: of how many pairs these were drawn.
+    """
+
+    columns: Mapping[Letter, Column]
+    pairs: list[Pair]
+    voter: str
+    left_out: int = 0
+    drawn_of: int = 0
+    name: str = field(default_factory=lambda: secrets.token_urlsafe(12))
+    key: str = field(default_factory=lambda: secrets.token_urlsafe(24))
+    session: str = field(default_factory=lambda: secrets.token_hex(6))
+    _votes: list[str | None] = field(default_factory=list)  # of each pair so far the vote's id; None of a skipped one
+    _lock: threading.RLock = field(default_factory=threading.RLock)
+
+    @property
+    def number(self) -> int:
+        """Of the pair to vote on, from 0; the number of pairs after the last."""
+        return len(self._votes)
+
+    @property
+    def votes(self) -> int:
+        """How many were given and not taken back."""
+        return sum(vote is not None for vote in self._votes)
+
+    def pair(self, number: int) -> Pair | None:
+        """Return a pair; None after the last."""
+        return self.pairs[number] if 0 <= number < len(self.pairs) else None
+
+    def answer(self, number: str, choice: str, file: Path) -> None:
+        """Take a vote and go on. One for another pair than the current, of a double click, changes nothing.
+
+        Args:
+            number: of the pair.
+            choice: left, right, equal or skip.
+            file: of the votes; skipping writes nothing.
+
+        Raises:
+            GalleryError: another choice, or the file cannot be written; the pair stays.
+        """
+        with self._lock:
+            pair = self.pair(self.number)
+            if choice not in ("left", "right", "equal", "skip"):
+                raise GalleryError(f"A vote is left, right, equal or skip. Got {choice!r}. Use the buttons.")
+            if pair is None or number != str(self.number):
+                return
+            vote = None
+            if choice != "skip":
+                meant: Choice = "tie" if choice == "equal" else pair.sides[choice]
+                a, b = (side_of(one.source, one.state, pair.samples[letter]) for letter, one in self.columns.items())
+                vote = add_vote(file, self.voter, self.session, a, b, pair.left, meant).id
+            self._votes.append(vote)
+
+    def undo(self, file: Path) -> None:
+        """Take the last vote back, and what was skipped since, and show its pair again; without one, do nothing.
+
+        Raises:
+            GalleryError: the file cannot be written; the vote stands.
+        """
+        with self._lock:
+            last = max((number for number, vote in enumerate(self._votes) if vote is not None), default=None)
+            if last is not None:
+                void_vote(file, str(self._votes[last]))
+                del self._votes[last:]
+
+    def images(self, number: int, side: str) -> tuple[Path, Path]:
+        """Return the file of an image, and of the one beside it; the same twice where that is missing.
+
+        Args:
+            number: of the pair.
+            side: left, right, or source, the image that both edit.
+
+        Raises:
+            GalleryError: no such image, or its file is gone (404).
+        """
+        pair = self.pair(number)
+        letter = pair and (pair.edited if side == "source" else pair.sides.get(side))
+        if pair is None or letter is None:
+            raise GalleryError("There is no such image.", 404)
+        sample, source = pair.samples[letter], self.columns[letter].source
+        if side == "source":
+            edited = Path(source.media(sample.source or ""))
+            return edited, edited
+        image, other = Path(source.media(sample.file or "")), OTHER[letter]
+        try:
+            return image, Path(self.columns[other].source.media(pair.samples[other].file or ""))
+        except GalleryError:
+            return image, image
+
+
+class Ballots:
+    """All ballots.
+
+    Args:
+        chance: where it comes from; the operating system's unless a test needs to know.
+    """
+
+    def __init__(self, chance: random.Random | None = None):
+        self._chance = chance or secrets.SystemRandom()
+        self._ballots: OrderedDict[str, Ballot] = OrderedDict()
+        self._lock = threading.Lock()
+
+    def begin(self, a: Column, b: Column, voter: str = "") -> Ballot:
+        """Begin a ballot.
+
+        Raises:
+            GalleryError: A and B have no prompt in common, or no image was kept of any.
+        """
+        briefs, rows, shown = pairing(a, b)
+        if a.key == b.key or not rows:
+            raise GalleryError(
+                f"A vote needs two sets of images with prompts in common. Got {a.label} and {b.label}, which "
+                f"{'are the same' if a.key == b.key else 'have none'}. Choose others."
+            )
+        with self._lock:
+            chosen = self._chance.sample(shown, min(PAIRS, len(shown)))
+            lefts = [LETTERS[self._chance.random() < 0.5] for _ in chosen]
+        first, second = (
+            exact_samples(column, briefs[side], [number for row in chosen if (number := row.ids[side]) is not None])
+            for side, column in enumerate((a, b))
+        )
+        pairs = [
+            Pair(row.prompt, {"a": first[row.ids[0]], "b": second[row.ids[1]]}, left)
+            for row, left in zip(chosen, lefts, strict=True)
+            if row.ids[0] in first and row.ids[1] in second
+        ]
+        if not pairs:
+            raise GalleryError(
+                "A vote needs images with their own pixels, kept whatever they scored. Of none of the "
+                f"{len(rows)} pairs of {a.label} and {b.label} are both there. Choose others."
+            )
+        left_out = len(rows) - len(shown) + len(chosen) - len(pairs)
+        ballot = Ballot({"a": a, "b": b}, pairs, voter, left_out, drawn_of=len(rows))
+        with self._lock:
+            self._ballots[ballot.name] = ballot
+            while sum(len(one.pairs) for one in self._ballots.values()) > HELD:
+                self._ballots.popitem(last=False)
+        return ballot
+
+    def get(self, name: str) -> Ballot:
+        """Return a ballot by its name.
+
+        Raises:
+            GalleryError: there is none (404).
+        """
+        with self._lock:
+            if name not in self._ballots:
+                raise GalleryError(
+                    "This vote is over: the gallery was restarted, or too many others were begun since. What was voted "
+                    "is kept. Begin a new one.",
+                    404,
+                )
+            self._ballots.move_to_end(name)
+            return self._ballots[name]
 
 
 def vote(site: Site, query: Query) -> Answer:
@@ -42,11 +230,12 @@ def vote(site: Site, query: Query) -> Answer:
 
 
 def add_routes(app: FastAPI, site: Site) -> None:
-    """The routes that take votes and show pictures without their names.
+    """Add the routes that take votes and show images without their names.
 
     `site.options["random"]`, a `random.Random`, makes order and sides known to a test.
     """
     ballots = Ballots(site.options.get("random"))
+    file = Path(site.options["votes"])
 
     def show(request: Request) -> Response:
         query = Query({key: request.query_params.getlist(key) for key in request.query_params})
@@ -55,29 +244,30 @@ def add_routes(app: FastAPI, site: Site) -> None:
                 raise GalleryError(
                     "A vote begins on the gallery's own pages. This link is elsewhere. Open it there.", 403
                 )
-            ballot = begin(site, ballots, query)
+            ballot = ballots.begin(*chosen_pair(site, query), voter_name(query.text("voter")))
             return RedirectResponse(site.links.page("vote", session=ballot.name), 303)
         ballot = ballots.get(query.text("session"))
-        if ballot.current is None or query.text("results"):
-            return RedirectResponse(_results(site, ballot), 303)
+        if ballot.number == len(ballot.pairs) or query.text("results"):
+            return RedirectResponse(site.links.page("votes", **{k: one.key for k, one in ballot.columns.items()}), 303)
         return Response(vote_page(site, ballot), media_type="text/html; charset=utf-8")
 
-    async def take(request: Request) -> Response:
-        wants_json = "application/json" in request.headers.get("accept", "")
-        try:
-            body = await body_of(request)
-            ballot = await run_in_threadpool(take_vote, site, ballots, request.headers, body)
-        except GalleryError as error:
-            if not wants_json:
-                raise
-            return Response(json.dumps({"error": str(error)}), error.status, media_type="application/json")
-        if wants_json:
-            return Response(json.dumps(_data(site, ballot)), media_type="application/json")
+    def take(fields: Mapping[str, str]) -> Ballot:
+        ballot = ballots.get(fields.get("session", ""))
+        if fields.get("key") != ballot.key:
+            raise GalleryError("A vote needs the key of its page. Got another. Reload the page.", 403)
+        if fields.get("choice") == "undo":
+            ballot.undo(file)
+        else:
+            ballot.answer(fields.get("pair", ""), fields.get("choice", ""), file)
+        return ballot
+
+    async def post(request: Request) -> Response:
+        ballot = await run_in_threadpool(take, await form_of(request))
         return RedirectResponse(site.links.page("vote", session=ballot.name), 303)
 
-    def picture(name: str, request: Request) -> Response:
+    def image(session: str, number: int, side: str, request: Request) -> Response:
         try:
-            data, kind = blind_picture(*ballots.files(name))
+            data, kind = blind_picture(*ballots.get(session).images(number, side))
         except GalleryError as error:
             words = sign("too large") if error.status == 413 else MISSING
             return Response(words, error.status, media_type="image/svg+xml")
@@ -85,204 +275,46 @@ def add_routes(app: FastAPI, site: Site) -> None:
         return Response(data, status, {"Cache-Control": "private, max-age=600", **headers}, media_type=kind)
 
     app.add_api_route("/vote", show, methods=["GET"], response_model=None)
-    app.add_api_route("/vote", take, methods=["POST"], response_model=None)
-    app.add_api_route("/vote/picture/{name}", picture, methods=["GET"], response_model=None)
+    app.add_api_route("/vote", post, methods=["POST"], response_model=None)
+    app.add_api_route("/vote/image/{session}/{number}/{side}", image, methods=["GET"], response_model=None)
 
 
-def begin(site: Site, ballots: Ballots, query: Query) -> Ballot:
-    """A ballot on what the address asks for: a and b, or the first and last evaluation of a run, or the two folders.
+def chosen_pair(site: Site, query: Query) -> tuple[Column, Column]:
+    """Return A and B: those of the address, else the usual ones of its run, or of the gallery.
 
     Raises:
-        GalleryError: there is nothing to compare.
+        GalleryError: there are no two.
     """
-    a, b = opponents(site, query)
-    return ballots.begin(a, b, voter_name(query.text("voter")))
+    keys = [query.text("a"), query.text("b")]
+    if not any(keys):
+        return usual_pair(site, query.text("run"))
+    if not all(keys):
+        raise GalleryError("A vote compares two states. Got one. Give both, a and b, or neither.")
+    a, b = named([site.state(key) for key in keys])
+    return a, b
+
+
+def voter_name(text: str) -> str:
+    """Return a voter's name as it is kept.
+
+    Raises:
+        GalleryError: too long, or with characters that cannot be printed.
+    """
+    name = " ".join(text.split())
+    if len(name) > LONGEST_NAME or not name.isprintable():
+        raise GalleryError(f"A voter's name has at most {LONGEST_NAME} printable characters. Got {len(name)}.")
+    return name
 
 
 def vote_page(site: Site, ballot: Ballot) -> str:
-    """The page of a ballot's current pair."""
-    notes = []
+    """Render the page of a ballot's current pair; the images of the next one are fetched with it."""
+    pair, notes = ballot.pairs[ballot.number], []
     if ballot.drawn_of > len(ballot.pairs) + ballot.left_out:
         notes.append(f"{len(ballot.pairs)} of {ballot.drawn_of} pairs, chosen at random.")
     if ballot.left_out:
         are = "pair is" if ballot.left_out == 1 else "pairs are"
         notes.append(f"{ballot.left_out} {are} left out: an image was not kept, or is gone.")
-    return site.render("vote.html", ballot=ballot, data=_data(site, ballot), notes=notes)
-
-
-def take_vote(site: Site, ballots: Ballots, headers: Mapping[str, str], body: bytes) -> Ballot:
-    """Take the form of a vote.
-
-    Args:
-        site: of the gallery.
-        ballots: all of them.
-        headers: of the request.
-        body: session, key, and pair and choice, or undo.
-
-    Raises:
-        GalleryError: it comes from another page (403), or is no vote (400).
-    """
-    if not same_origin(headers):
-        raise GalleryError("Votes are taken from the gallery's own page only. This came from another. Vote there.", 403)
-    try:
-        given = parse_qs(body.decode("utf-8", "replace"), max_num_fields=FIELDS)
-    except ValueError as error:
-        raise GalleryError(f"A vote has at most {FIELDS} fields. Got more. Vote on the gallery's page.", 400) from error
-    fields = {name: values[-1] for name, values in given.items()}
-    ballot = ballots.get(fields.get("session", ""))
-    if fields.get("key") != ballot.key:
-        raise GalleryError("A vote needs the key of its page. Got another. Reload the page.", 403)
-    file = Path(site.options["votes"])
-    if fields.get("choice") == "undo":
-        ballot.undo(file)
-    else:
-        ballot.answer(fields.get("pair", ""), fields.get("choice", ""), file)
-    return ballot
-
-
-def same_origin(headers: Mapping[str, str]) -> bool:
-    """Whether a request comes from a page of this server, or from no page at all; the form's key is checked besides."""
-    place, origin = headers.get("sec-fetch-site"), headers.get("origin")
-    if place is not None:
-        return place == "same-origin"
-    return origin is None or (urlsplit(origin).netloc or None) == headers.get("host")
-
-
-async def body_of(request: Request) -> bytes:
-    """Return the body of a form, at most `BODY` bytes.
-
-    Raises:
-        GalleryError: it is longer (413), or does not arrive within `BODY_SECONDS` (408).
-    """
-    body = b""
-    try:
-        async with asyncio.timeout(BODY_SECONDS):
-            async for piece in request.stream():
-                body += piece
-                if len(body) > BODY:
-                    raise GalleryError(f"A form has at most {BODY} bytes. Got more.", 413)
-    except TimeoutError:
-        sentence = f"A form must arrive within {BODY_SECONDS:g} s. Got {len(body)} bytes of it. Send it again."
-        raise GalleryError(sentence, 408) from None
-    return body
-
-
-def _data(site: Site, ballot: Ballot) -> dict[str, Any]:
-    """What the page's script needs: the pair, the pictures of the next, how far it is."""
-    total, place = len(ballot.pairs), ballot.place
-    return {
-        "pair": _pair(ballot.current),
-        "animated": ballot.current is not None and _animated(ballot, ballot.current),
-        "next": _pair(ballot.following),
-        "place": min(place + 1, total),
-        "total": total,
-        "votes": ballot.votes,
-        "results": _results(site, ballot) if ballot.current is None else None,
-    }
-
-
-def _pair(pair: Pair | None) -> dict[str, Any] | None:
-    if pair is None:
-        return None
-    sides = [
-        {"src": f"/vote/picture/{name}", "video": is_video(pair.samples[letter].file or "")}
-        for name, letter in zip(pair.pictures, pair.sides(), strict=True)
-    ]
-    source = f"/vote/picture/{pair.source}" if pair.source is not None else None
-    return {"name": pair.name, "prompt": pair.prompt, "source": source, "left": sides[0], "right": sides[1]}
-
-
-def _animated(ballot: Ballot, pair: Pair) -> bool:
-    """Whether pictures move that are no videos; the page starts those together."""
-    return any(moves(ballot.columns[letter].source, pair.samples[letter].file) for letter in pair.sides())
-
-
-def _results(site: Site, ballot: Ballot) -> str:
-    return site.links.page("votes", a=ballot.columns["a"].key, b=ballot.columns["b"].key)
-
-
-def votes(site: Site, query: Query) -> Answer:
-    """What the votes say, and every one of them."""
-    file = Path(site.options["votes"])
-    found = read_votes(file)
-    wanted = chosen(site, query, found.votes)
-    page = query.whole("page", 1, low=1)
-    found_of = tallies(wanted)
-    matches = [match_view(site, tally, page) for tally in found_of]
-    ranked = [ranking_view(site, ranking) for ranking in rankings(found_of)]
-    run = _run(site, query)
-    given = {name: query.text(name) for name in ("a", "b", "run")}
-    offers, begin = ([], ("", "")) if site.links.exported else _begin(site, given)
-    return Answer(
-        site.render(
-            "votes.html",
-            layout="run_base.html" if run else "base.html",
-            run=run,
-            file=file.name,
-            matches=matches,
-            opening=opening(matches, ranked),
-            rankings=ranked,
-            unreadable=found.unreadable,
-            hidden=len(chosen(site, Query(), found.votes)) - len(wanted),
-            offers=offers,
-            begin=begin,
-            given=given,
-            page=page,
-            more=any(match["more"] for match in matches),
-            **_files(site, wanted),
-        )
-    )
-
-
-def _run(site: Site, query: Query) -> RunSource | None:
-    """The run that an address is about: it names it, or two evaluations of it; or there is no other."""
-    keys = {query.text(name).rpartition("@")[0] for name in ("a", "b")} if query.text("a") else {query.text("run")}
-    return next((run for run in site.runs if keys == {run.key} or len(site.sources) == 1), None)
-
-
-def _files(site: Site, wanted: Sequence[Vote]) -> dict[str, bool]:
-    """Which files of preference pairs can be made and have anything in them."""
-    address = exported_address(site) if site.links.exported else None
-    table = importlib.util.find_spec("pyarrow") is not None and has_pair(wanted, site.sources)
-    return {"jsonl": any(jsonl([vote], address) for vote in wanted), "parquet": table}
-
-
-def _begin(site: Site, given: Mapping[str, str]) -> tuple[list[tuple[str, str]], tuple[str, str]]:
-    """What can be voted on, as (key, words), and the chosen two: the address's, else a pair that exists."""
-    keys = (given["a"], given["b"])
-    if not all(keys):
-        try:
-            a, b = usual(site, given["run"])
-            keys = (a.key, b.key)
-        except GalleryError:  # there are no two yet: nothing is offered either
-            keys = ("", "")
-    return _offers(site, keys), keys
-
-
-def _offers(site: Site, kept: Sequence[str]) -> list[tuple[str, str]]:
-    """States that can be voted on, as (key, words): of many evenly chosen ones, and those of the keys in `kept`."""
-    offers = []
-    for source in site.sources:
-        try:
-            states = main_states(source.states())
-            own = [state for state in states if state_key(source, state) in kept]
-            columns = named([(source, state) for state in thinned(states, own)])
-        except GalleryError:  # it is told on its own pages
-            continue
-        plain = len(site.sources) == 1 or source.kind == "folder"
-        offers += [(one.key, one.label if plain else f"{source.title} · {one.label}") for one in columns]
-    return offers
-
-
-def preferences_jsonl(site: Site, query: Query) -> Answer:
-    """Votes that prefer one picture, a JSON object a line; see `diffrl.gallery.preferences`."""
-    wanted = chosen(site, query, read_votes(Path(site.options["votes"])).votes)
-    address = exported_address(site) if site.links.exported else None
-    return Answer(jsonl(wanted, address), "application/x-ndjson; charset=utf-8", filename="preferences.jsonl")
-
-
-def preferences_parquet(site: Site, query: Query) -> Answer:
-    """The same with the pictures' bytes, as Parquet."""
-    wanted = chosen(site, query, read_votes(Path(site.options["votes"])).votes)
-    body = parquet(pairs(wanted, site.sources))
-    return Answer(body, "application/vnd.apache.parquet", filename="preferences.parquet")
+    # Images that move and are no videos are started together by the page.
+    animated = any(moves(ballot.columns[letter].source, pair.samples[letter].file) for letter in LETTERS)
+    following = ballot.pair(ballot.number + 1)
+    return site.render("vote.html", ballot=ballot, pair=pair, following=following, animated=animated, notes=notes)

@@ -1,13 +1,51 @@
-// The tree page: walking the tree, the panel of a node, what is shown and how large. A tree that was kept never changes:
-// while the run goes on only the links to its neighbours do, and nobody loses their place.
+// The tree page: curves between its nodes, walking them, the panel of a node, what is shown and how large. A tree that
+// was kept never changes: while the run goes on only the links to its neighbours do, and nobody loses their place.
 (() => {
   const figure = document.querySelector(".treefig"), box = document.getElementById("box"), canvas = document.getElementById("canvas");
-  const nodes = JSON.parse(document.getElementById("tree-nodes").textContent);
+  const nodes = JSON.parse(document.getElementById("tree-facts").textContent);
   const panel = document.getElementById("panel"), size = document.getElementById("size");
   const item = (id) => document.getElementById(`node-${id}`);
-  const shown = (id) => nodes[id].drawn || !figure.classList.contains("drawn-only");
-  const pool = nodes.every((one) => one.parent === null);
+  const shown = (id) => nodes[id].sampled || !figure.classList.contains("sampled-only");
+  const pool = figure.classList.contains("pool");
+  const path = (id) => (nodes[id].parent === null ? [id] : [...path(nodes[id].parent), id]);
+  const siblings = (id) => {
+    const all = nodes[nodes[id].parent]?.children.filter((one) => nodes[one].sampled) ?? [];
+    return all.length > 1 ? all : [];
+  };
+  const at = (id) => (item(id).querySelector(".shot, .dot") ?? item(id)).getBoundingClientRect();
   let chosen = null;
+
+  // --- lines: curves in place of the style sheet's elbows
+  const lines = document.createElementNS("http://www.w3.org/2000/svg", "svg");
+  lines.setAttribute("class", "lines");
+  lines.setAttribute("aria-hidden", "true");
+  const strength = (id) => (nodes[id].sampled ? Math.abs(Number.parseFloat(item(id).querySelector(".chip-a")?.textContent.replace(/[^\d.]/g, "") || 0)) : -1);
+  const edges = nodes.filter((one) => one.parent !== null).sort((a, b) => strength(a.id) - strength(b.id)); // the strongest on top
+  for (const css of ["line", "hit"]) {
+    for (const { id } of edges) {
+      const line = document.createElementNS(lines.namespaceURI, "path");
+      line.dataset.node = id;
+      line.setAttribute("class", css === "line" ? `line ${item(id).parentElement.className}` : css);
+      lines.append(line);
+    }
+  }
+  if (edges.length) {
+    canvas.querySelector("ul").before(lines);
+    figure.classList.add("joined");
+  }
+  function join() {
+    const origin = canvas.getBoundingClientRect();
+    lines.setAttribute("width", canvas.offsetWidth);
+    lines.setAttribute("height", canvas.offsetHeight);
+    for (const line of lines.children) {
+      const { id, parent } = nodes[line.dataset.node];
+      line.style.display = shown(id) ? "" : "none";
+      if (!shown(id)) continue;
+      const from = at(parent), to = at(id), bend = (to.left - from.right) * 0.5;
+      const [x, y, left, top] = [from.right - origin.left, from.top + from.height / 2 - origin.top, to.left - origin.left, to.top + to.height / 2 - origin.top];
+      line.setAttribute("d", `M${x} ${y}C${x + bend} ${y} ${left - bend} ${top} ${left} ${top}`);
+    }
+  }
 
   // --- size
   function scale(value) {
@@ -18,54 +56,40 @@
     size.defaultValue = size.value; // set, not touched
     spread();
   }
-  // Columns move apart where the box is wider than the tree, and together, as far as their chips allow, where it is
-  // narrower; letters that stay readable may stick out of it.
+  // Columns move apart where the box is wider than the tree.
   function spread() {
-    figure.style.setProperty("--k", 1);
-    figure.style.setProperty("--out", "0px");
-    if (pool) return; // it flows
-    const { width, tail, fewerWidth, fewerTail } = canvas.dataset, fewer = figure.classList.contains("drawn-only");
-    const unit = Number(figure.style.getPropertyValue("--u")), rest = Number(fewer ? fewerTail : tail);
-    const columns = Number(fewer ? fewerWidth : width) - rest;
-    const over = canvas.scrollWidth - canvas.offsetWidth, out = over > 0 ? over + 6 : 0, room = box.clientWidth - 2 - out;
-    figure.style.setProperty("--out", `${out}px`);
-    const apart = columns > 0 ? Math.min(Math.max((room / unit - rest) / columns, nearest(unit, fewer)), 2.4) : 1;
-    figure.style.setProperty("--k", apart);
-    headed(apart < 1);
+    figure.style.removeProperty("--room");
+    const gaps = Math.max(0, ...nodes.filter((one) => shown(one.id)).map((one) => path(one.id).length - 1));
+    canvas.style.minWidth = "0"; // as wide as what is in it
+    const left = box.clientWidth - canvas.offsetWidth - 2;
+    canvas.style.minWidth = "";
+    if (!pool && gaps && left > 0) {
+      const gap = Number.parseFloat(getComputedStyle(item(edges.find((one) => shown(one.id)).id).parentElement).paddingLeft);
+      figure.style.setProperty("--room", `${Math.min(gap + left / gaps, 3.2 * gap + 20)}px`);
+    }
+    headed();
+    join();
   }
   // As many words above the columns as do not lie on each other.
-  function headed(near) {
-    const all = ["near", "nearer", "nearest"], heads = [...figure.querySelectorAll(".head")].filter((one) => one.offsetParent);
-    const meet = () => heads.some((one, i) => i && heads[i - 1].getBoundingClientRect().right > one.getBoundingClientRect().left - 6);
+  function headed() {
+    const all = ["near", "nearer", "nearest"], heads = [...figure.querySelectorAll(".head")];
+    const right = (one) => Math.max(...[...one.children].map((child) => child.getBoundingClientRect().right));
+    const left = (one) => Math.min(...[...one.querySelectorAll("b, span")].map((child) => child.getBoundingClientRect().left || Infinity));
+    const meet = () => heads.some((one, i) => i && right(heads[i - 1]) > left(one) - 6);
     figure.classList.remove(...all);
-    figure.classList.toggle(all[0], near);
     for (const name of all) if (meet()) figure.classList.add(name);
   }
-  // How near columns may come: a picture and a chip, whose letters do not shrink below some size, stand between two.
-  function nearest(unit, fewer) {
-    const columns = (fewer ? canvas.dataset.fewerColumns : canvas.dataset.columns).split(",").map((one) => one.split(" ").map(Number));
-    const chip = Math.max(62, 54 / unit);
-    const least = columns.slice(1).map(([x], place) => (columns[place][1] + chip) / (x - columns[place][0]));
-    return Math.min(1, Math.max(...least));
-  }
-  // A pool flows over the width: as large as its rows have room for.
-  function flow(least) {
-    let unit = 1;
-    for (scale(unit); unit > least + 0.05 && box.scrollHeight > box.clientHeight + 1; scale(unit)) unit -= 0.1;
-  }
-  function fit(least) {
-    if (pool) return flow(least);
-    const fewer = figure.classList.contains("drawn-only");
-    const width = Number(fewer ? canvas.dataset.fewerWidth : canvas.dataset.width);
-    const height = Number(fewer ? canvas.dataset.fewerHeight : canvas.dataset.height);
+  // The largest size at which all of it is in sight; at `tall` it may be higher than the box, at `wide` wider.
+  function fit(tall, wide) {
     const room = Number.parseFloat(getComputedStyle(box).maxHeight) || box.clientHeight; // on phones it grows to that
-    const whole = Math.min(box.clientWidth / width, room / height, 1.4);
-    scale(Math.max(Math.floor(whole * 1000) / 1000 - 0.002, least));
+    const over = (unit) => (unit > tall && canvas.offsetHeight > room) || (unit > wide && canvas.scrollWidth > box.clientWidth);
+    let unit = pool ? 1 : 1.4;
+    for (scale(unit); over(unit); scale(unit)) unit = Math.max(wide, unit - 0.04);
   }
   const phone = () => box.clientWidth < 640;
-  const readable = () => (pool ? 0.7 : phone() ? 0.47 : Math.min(0.47, Math.max(0.3, box.clientWidth / Number(canvas.dataset.width))));
+  const readable = () => (pool ? [0.7, 0.7] : [0.47, phone() ? 0.47 : 0.3]);
 
-  // --- choosing
+  // --- the panel
   function element(tag, css, text) {
     const made = document.createElement(tag);
     if (css) made.className = css;
@@ -80,6 +104,14 @@
     made.alt = alt;
     return made;
   }
+  function leading(id, css, ...content) {
+    const button = element("button", css);
+    button.type = "button";
+    button.append(...content);
+    button.addEventListener("click", () => open(id));
+    return button;
+  }
+  const thumb = (id) => (nodes[id].image ? [image(nodes[id].image.thumb, "", "", true)] : []);
   // What moves stands still for those who asked their system for that.
   function moving(still, made) {
     const both = element("picture"), first = element("source");
@@ -88,75 +120,81 @@
     both.append(first, made);
     return both;
   }
-  function shot(address, still, alt, caption, css) {
-    const made = element("figure", `${css ?? ""} cell`), open = element("a", "open");
-    const picture = address ? image(address, alt, "picture") : element("span", "picture none", "no image kept");
-    open.href = address;
-    if (address) open.append(still ? moving(still, picture) : picture);
-    made.append(address ? open : picture, element("figcaption", "", caption));
+  function shot(file, alt, caption, css) {
+    const made = element("figure", `${css ?? ""} cell`), words = element("figcaption", "", caption);
+    if (!file) {
+      made.append(element("span", "picture none", "no image kept"), words);
+      return made;
+    }
+    const link = element("a", "open"), picture = image(file.file, alt, "picture");
+    link.href = file.file;
+    link.append(file.still ? moving(file.still, picture) : picture);
+    made.append(link, words);
     return made;
   }
   function facts(list) {
     const made = element("dl");
-    for (const [name, value] of list) made.append(element("dt", "", name), element("dd", "", value));
+    for (const [name, value, note] of list) made.append(element("dt", "", name), element("dd", "", value + (note ?? "")));
+    return made;
+  }
+  function row(css, id, shots) {
+    const made = element("div", `${css} item`);
+    made.id = `row-${id}`;
+    made.append(...shots);
     return made;
   }
   function strip(node) {
     const made = element("div", "strip");
     made.setAttribute("aria-label", "The path from the noise");
-    node.path.forEach((step, place) => {
+    path(node.id).forEach((id, place) => {
       if (place) made.append(element("span", "", "›"));
-      const button = element("button", step.id === node.id ? "here" : "");
-      button.type = "button";
-      if (nodes[step.id].thumb) button.append(image(nodes[step.id].thumb, "", "", true));
-      button.append(step.name);
-      button.addEventListener("click", () => open(step.id));
-      made.append(button);
+      made.append(leading(id, id === node.id ? "here" : "", ...thumb(id), nodes[id].name));
     });
     return made;
   }
-  // What a split asked of its prediction: before, aim, after; and the pictures that pull and push away.
+  // What a split asked of its prediction: before, aim, after; and the images that pull and push away.
+  const AIM = ["The aim is what is predicted here plus", " the covariance of advantage and image below: towards the better images, away from the worse. The update only sets out that way; how far it came is told below."];
+  const WAYS = { 1: ["up", "the prediction moves towards it"], 0: ["", "it pulls neither way"], [-1]: ["down", "the prediction moves away from it"] };
   function split(node) {
-    const made = element("section", "split"), { split: own } = node;
-    made.append(element("h3", "", own.trains ? "What this split teaches" : "This split"));
-    if (own.shots.length) {
-      const shots = element("div", "pushed item");
-      shots.id = `row-split-${node.id}`;
-      for (const one of own.shots) shots.append(shot(one.picture, one.still, one.label, one.label));
-      made.append(shots);
-    }
-    made.append(element("p", "", own.says));
-    if (own.ends.length) {
+    const made = element("section", "split"), { split: asked } = node;
+    made.append(element("h3", "", asked.trains ? "What this split teaches" : "This split"));
+    if (asked.shots.length) made.append(row("pushed", `split-${node.id}`, asked.shots.map((one) => shot(one.image, one.label, one.label))));
+    made.append(element("p", "", asked.trains ? AIM.join(asked.eta) : "This split does not train."));
+    if (asked.ends.length) {
       const ends = element("div", "ends-below");
-      for (const end of own.ends) {
-        const button = element("button", end.way > 0 ? "up" : end.way < 0 ? "down" : "");
-        button.type = "button";
-        button.title = end.way > 0 ? "the prediction is drawn to it" : end.way < 0 ? "the prediction is drawn away from it" : "it pulls neither way";
-        if (end.thumb) button.append(image(end.thumb, "", "", true));
-        button.append(element("b", "", end.weight), end.name);
-        button.addEventListener("click", () => open(end.id));
+      for (const end of asked.ends) {
+        const [css, title] = WAYS[end.way], button = leading(end.id, css, ...thumb(end.id), element("b", "", end.weight), nodes[end.id].name);
+        button.title = title;
         ends.append(button);
       }
-      made.append(element("p", "small soft", `Images below by their weight${own.more ? `, ${own.more} between them left out` : ""}`), ends);
+      made.append(element("p", "small soft", `Images below by their weight${asked.more ? `, ${asked.more} between them left out` : ""}`), ends);
     }
-    made.append(facts(own.facts));
+    made.append(facts(asked.facts));
     return made;
   }
   // What a step is compared with: the branches of its split beside each other, and what became of each.
-  const siblings = (node) => nodes[node.parent]?.branches ?? [];
   function branches(node) {
-    const made = element("section"), shots = element("div", "siblings item");
-    shots.id = `row-siblings-${node.id}`;
-    for (const one of siblings(node)) {
-      const { name } = nodes[one.id], told = shot(one.picture, one.still, `The best of ${name}`, "", one.id === node.id ? "here" : "");
-      const button = element("button", "quiet", name);
-      button.type = "button";
-      if (one.id === node.id) button.setAttribute("aria-current", "true");
-      button.addEventListener("click", () => open(one.id));
-      told.querySelector("figcaption").append(button, ` ${one.says}`);
-      shots.append(told);
-    }
-    made.append(element("h3", "", `What the ${siblings(node).length} branches of ${nodes[node.parent].name} became`), shots);
+    const made = element("section"), all = siblings(node.id);
+    const shots = all.map((id) => {
+      const one = nodes[id], here = id === node.id, branch = shot(nodes[one.best].image, `The best of ${one.name}`, "", here ? "here" : "");
+      const button = leading(id, "quiet", one.name);
+      if (here) button.setAttribute("aria-current", "true");
+      branch.querySelector("figcaption").append(button, ` ${one.became}`);
+      return branch;
+    });
+    made.append(element("h3", "", `What the ${all.length} branches of ${nodes[node.parent].name} became`), row("siblings", `siblings-${node.id}`, shots));
+    return made;
+  }
+  function images(node) {
+    const shots = [];
+    if (node.sampled || !node.proxy) shots.push(shot(node.image, node.title, node.what));
+    if (node.proxy) shots.push(shot(node.proxy, `${node.title}, proxy`, "as explored, in low precision", node.sampled ? "proxy" : ""));
+    if (node.sample.length) shots.push(Object.assign(facts(node.sample), { className: "tells", hidden: true })); // enlarged they stand beside it
+    return row("shots", `node-${node.id}`, shots);
+  }
+  function parts(node) {
+    const made = element("details");
+    made.append(element("summary", "", "Parts of the rewards"), facts(node.parts));
     return made;
   }
   function open(id) {
@@ -166,26 +204,18 @@
     unmark();
     item(id).classList.add("chosen");
     item(id).setAttribute("aria-selected", "true");
-    const head = element("header"), close = element("button", "quiet", "✕"), shots = element("div", "shots item");
-    shots.id = `row-node-${node.id}`;
+    const head = element("header"), close = element("button", "quiet", "✕");
     close.type = "button";
     close.setAttribute("aria-label", "Close");
     close.addEventListener("click", shut);
     head.append(element("h2", "", node.title), close);
-    if (node.drawn || !node.proxy) shots.append(shot(node.picture, node.still, node.title, node.what));
-    if (node.proxy) shots.append(shot(node.proxy, node.proxy_still, `${node.title}, proxy`, "as explored, in low precision", node.drawn ? "proxy" : ""));
-    if (node.sample.length) shots.append(Object.assign(facts(node.sample), { className: "tells", hidden: true })); // enlarged they stand beside it
     panel.replaceChildren(head);
     if (node.split) panel.append(split(node));
-    if (!node.split?.shots.length || !node.split.same) panel.append(shots); // else its first picture is the node's own
-    if (node.path.length > 1) panel.append(strip(node));
-    if (siblings(node).length) panel.append(branches(node));
+    if (!node.split?.shots.length || !node.split.same) panel.append(images(node)); // else its first image is the node's own
+    if (node.parent !== null) panel.append(strip(node));
+    if (siblings(id).length) panel.append(branches(node));
     if (node.sample.length) panel.append(element("h3", "", "The image"), facts(node.sample));
-    if (node.parts.length) {
-      const parts = element("details");
-      parts.append(element("summary", "", "Parts of the rewards"), facts(node.parts));
-      panel.append(parts);
-    }
+    if (node.parts.length) panel.append(parts(node));
     if (node.parent !== null || !node.sample.length) panel.append(element("h3", "", node.parent === null ? "The node" : `The step to ${node.name}`), facts(node.step));
     panel.hidden = false;
     panel.scrollTop = 0;
@@ -214,41 +244,35 @@
     untrace();
     if (pool) return;
     figure.classList.add("traced");
-    const on = nodes[id].path.map((step) => step.id), below = [id];
+    const on = path(id), below = [id];
     while (below.length) {
       const next = below.pop();
       if (next !== id) on.push(next);
       below.push(...nodes[next].children);
     }
-    for (const one of siblings(nodes[id])) item(one.id).classList.add("near"); // what it is compared with stays bright
+    for (const one of siblings(id)) item(one).classList.add("near"); // what it is compared with stays bright
     for (const one of on) {
       item(one).classList.add("on");
-      figure.querySelectorAll(`.line[data-node="${one}"]`).forEach((line) => line.classList.add("on"));
+      figure.querySelector(`.line[data-node="${one}"]`)?.classList.add("on");
     }
   }
   function untrace() {
     figure.classList.remove("traced");
-    figure.querySelectorAll(".on, .near").forEach((one) => one.classList.remove("on", "near"));
+    figure.querySelectorAll(".node.on, .line.on, .node.near").forEach((one) => one.classList.remove("on", "near"));
   }
   const back = () => (chosen === null ? untrace() : trace(chosen));
 
   // --- walking: children to the right, the parent to the left, neighbours of the same column above and below
-  const middle = (id) => { const at = item(id).getBoundingClientRect(); return { x: at.left, y: at.top + at.height / 2 }; };
-  function beside(id, down) {
-    const depth = nodes[id].path.length, here = middle(id);
-    const column = nodes.filter((one) => one.path.length === depth && one.id !== id && shown(one.id));
-    const rows = column.map((one) => ({ id: one.id, ...middle(one.id) }));
-    const ahead = rows.filter((one) => (down ? one.y > here.y + 1 : one.y < here.y - 1));
-    ahead.sort((a, b) => Math.abs(a.y - here.y) - Math.abs(b.y - here.y) || (pool ? Math.abs(a.x - here.x) - Math.abs(b.x - here.x) : 0));
-    return ahead[0]?.id;
+  const middle = (id) => { const place = item(id).getBoundingClientRect(); return { id, x: place.left, y: place.top + place.height / 2 }; };
+  const apart = (here) => (a, b) => Math.abs(a.y - here.y) - Math.abs(b.y - here.y) || (pool ? Math.abs(a.x - here.x) - Math.abs(b.x - here.x) : 0);
+  function nearest(id, ahead) {
+    const here = middle(id), depth = path(id).length;
+    const column = nodes.filter((one) => one.id !== id && shown(one.id) && path(one.id).length === depth).map((one) => middle(one.id));
+    return column.filter((one) => ahead(one, here)).sort(apart(here))[0]?.id;
   }
+  const beside = (id, down) => nearest(id, (one, here) => (down ? one.y > here.y + 1 : one.y < here.y - 1));
   function along(id, right) {
-    const here = middle(id);
-    if (pool) {
-      const row = nodes.filter((one) => shown(one.id)).map((one) => ({ id: one.id, ...middle(one.id) }));
-      const ahead = row.filter((one) => Math.abs(one.y - here.y) < 2 && (right ? one.x > here.x + 1 : one.x < here.x - 1));
-      return ahead.sort((a, b) => Math.abs(a.x - here.x) - Math.abs(b.x - here.x))[0]?.id;
-    }
+    if (pool) return nearest(id, (one, here) => Math.abs(one.y - here.y) < 2 && (right ? one.x > here.x + 1 : one.x < here.x - 1));
     return right ? nodes[id].children.find(shown) : nodes[id].parent ?? undefined;
   }
   function go(id) {
@@ -273,24 +297,21 @@
     event.preventDefault();
     moves[event.key]();
   });
+  const named = (event) => { const target = event.target.closest("[data-node]"); return target ? Number(target.dataset.node) : null; };
   canvas.addEventListener("click", (event) => {
-    const target = event.target.closest("[data-node]");
-    if (!target) return;
+    const id = named(event);
+    if (id === null) return;
     event.preventDefault();
-    const id = Number(target.dataset.node);
     go(id);
     open(id);
   });
-  canvas.addEventListener("pointerover", (event) => { const target = event.target.closest("[data-node]"); if (target) trace(Number(target.dataset.node)); });
+  canvas.addEventListener("pointerover", (event) => { if (named(event) !== null) trace(named(event)); });
   canvas.addEventListener("pointerleave", back);
 
   // --- the story's and the tables' references
   for (const link of document.querySelectorAll("[data-ref]")) {
     const id = Number(link.dataset.ref);
-    link.addEventListener("pointerenter", () => trace(id));
-    link.addEventListener("pointerleave", back);
-    link.addEventListener("focus", () => trace(id));
-    link.addEventListener("blur", back);
+    for (const [event, action] of Object.entries({ pointerenter: () => trace(id), pointerleave: back, focus: () => trace(id), blur: back })) link.addEventListener(event, action);
     link.addEventListener("click", (event) => {
       event.preventDefault();
       if (!shown(id)) toggle();
@@ -301,26 +322,28 @@
   }
 
   // --- what is shown
-  const only = document.getElementById("drawn-only"), proxies = document.getElementById("proxies");
+
+  // --- what is shown
+  const only = document.getElementById("sampled-only"), proxies = document.getElementById("proxies");
   function toggle() {
-    const on = figure.classList.toggle("drawn-only");
+    const on = figure.classList.toggle("sampled-only");
     only.setAttribute("aria-pressed", String(on));
-    if (on && chosen !== null && !nodes[chosen].drawn) shut();
+    if (on && chosen !== null && !nodes[chosen].sampled) shut();
     const first = nodes.find((one) => shown(one.id));
     canvas.querySelectorAll('.node[tabindex="0"]').forEach((one) => { one.tabIndex = -1; });
     if (first) item(first.id).tabIndex = 0;
-    fit(readable());
+    fit(...readable());
   }
   only?.addEventListener("click", toggle);
   proxies?.addEventListener("click", () => {
-    const off = figure.classList.toggle("no-proxies");
-    proxies.setAttribute("aria-pressed", String(!off));
+    proxies.setAttribute("aria-pressed", String(!figure.classList.toggle("no-proxies")));
+    spread();
   });
   size.addEventListener("input", () => scale(Number(size.value)));
   addEventListener("resize", spread);
-  document.getElementById("fit").addEventListener("click", () => fit(0.1));
+  document.getElementById("fit").addEventListener("click", () => fit(0.1, 0.1));
   const follow = (name) => () => document.querySelector(`[data-go="${name}"]`)?.click();
-  gallery.keys({ n: follow("next"), p: follow("previous"), f: () => fit(0.1), Escape: () => { if (!panel.hidden) shut(); } });
+  gallery.keys({ n: follow("next"), p: follow("previous"), f: () => fit(0.1, 0.1), Escape: () => { if (!panel.hidden) shut(); } });
   document.getElementById("tools").hidden = false;
 
   // --- the run went on: there may be a tree after this one now
@@ -339,15 +362,15 @@
     if (focus) fresh.querySelector(`[data-go="${focus}"]`)?.focus({ preventScroll: true });
   }
   document.addEventListener("run-changed", neighbours);
-  fit(readable());
+  fit(...readable());
   if (phone() && !pool) box.scrollLeft = box.scrollWidth; // what the story names is on the right
   // Enlarged, a leaf of the panel is followed by the next leaf.
   const page = lightbox.walk;
   lightbox.walk = (row) => {
-    const all = nodes.filter((one) => one.sample.length && one.picture && shown(one.id)), place = all.findIndex((one) => one.id === chosen);
+    const all = nodes.filter((one) => one.sample.length && one.image && shown(one.id)), place = all.findIndex((one) => one.id === chosen);
     if (place < 0 || !panel.contains(row) || row.matches(".siblings")) return page(row);
     return { all, place, row: (leaf) => { open(leaf.id); return panel.querySelector(".shots"); } };
   };
-  const wanted = /^#(?:node|details|row-node|row-split|row-siblings)-(\d+)(?:&|$)/.exec(location.hash);
+  const wanted = /^#(?:node|steps|images|row-node|row-split|row-siblings)-(\d+)(?:&|$)/.exec(location.hash);
   if (wanted && nodes[Number(wanted[1])]) { go(Number(wanted[1])); open(Number(wanted[1])); }
 })();

@@ -1,65 +1,48 @@
-// Votes without loading the page anew: keys, the next pair fetched ahead, videos that run side by side.
+// Votes without loading the page anew: keys, the next pair's page in place of this one's, videos that run side by side.
 (() => {
-  const form = document.getElementById("ballot");
-  const sides = document.getElementById("sides");
-  const problem = document.getElementById("problem");
-  const play = document.getElementById("play");
+  const here = (id) => document.getElementById(id);
+  const form = here("ballot"), sides = here("sides"), problem = here("problem"), play = here("play");
   const calm = matchMedia("(prefers-reduced-motion: reduce)").matches;
-  let data = JSON.parse(document.getElementById("data").textContent);
   let busy = false;
-  const ahead = new Map(); // elements by address, fetched before they are shown
 
-  function element(side, name) {
-    const made = document.createElement(side.video ? "video" : "img");
-    if (side.video) Object.assign(made, { muted: true, loop: true, playsInline: true, preload: "auto" });
-    made.className = "picture";
-    made.src = side.src;
-    if (side.video) made.setAttribute("aria-label", `${name} video`);
-    else made.alt = `${name} image`;
+  // An element of a fetched page loads nothing: one of this page does.
+  function loading(element, mark) {
+    const made = document.createElement(element.tagName);
+    for (const { name, value } of element.attributes) made.setAttribute(name, value);
+    if (mark) made.src += mark;
+    if (made.tagName === "VIDEO") made.muted = true;
     return made;
   }
 
-  function fetchAhead() {
-    ahead.clear();
-    if (!data.next) return;
-    for (const name of ["left", "right"]) {
-      ahead.set(data.next[name].src, element(data.next[name], name === "left" ? "Left" : "Right"));
+  async function ready(image) {
+    if (image.tagName === "IMG") await image.decode().catch(() => {}); // what cannot be read is shown as it is
+    else if (image.readyState < 3 && !image.error) {
+      await new Promise((done) => ["canplay", "error"].forEach((one) => image.addEventListener(one, done, { once: true })));
     }
   }
 
   // Both are there before either is shown: films start together, and none is given away by coming first.
-  async function ready(made) {
-    if (made instanceof HTMLVideoElement) {
-      if (made.readyState < 3 && !made.error) {
-        await new Promise((done) => ["canplay", "error"].forEach((one) => made.addEventListener(one, done, { once: true })));
-      }
-    } else {
-      await made.decode().catch(() => {}); // what cannot be read is shown as it is
-    }
+  async function show(page, mark = "") {
+    const images = [...page.querySelectorAll("#sides .picture")].map((image) => loading(image, mark));
+    await Promise.race([Promise.all(images.map(ready)), new Promise((done) => setTimeout(done, 10000))]);
+    sides.querySelectorAll(".frame").forEach((frame, index) => {
+      frame.replaceChildren(images[index]);
+      if (images[index].tagName === "IMG" && images[index].complete) gallery.crisp(images[index]);
+    });
+    if (page !== document) update(page);
+    start();
   }
 
-  async function show() {
-    const made = ["left", "right"].map((name) => {
-      const side = data.pair[name];
-      return ahead.get(side.src) ?? element(side, name === "left" ? "Left" : "Right");
-    });
-    await Promise.race([Promise.all(made.map(ready)), new Promise((done) => setTimeout(done, 10000))]);
-    sides.querySelectorAll(".frame").forEach((frame, index) => {
-      frame.replaceChildren(made[index]);
-      if (made[index].tagName === "IMG" && made[index].complete) gallery.crisp(made[index]);
-    });
-    document.getElementById("prompt").textContent = data.pair.prompt || "(no prompt)";
-    document.getElementById("prompt").scrollTop = 0;
-    const edited = document.getElementById("edited");
-    edited.hidden = !data.pair.source;
-    if (data.pair.source) edited.querySelector("img").src = data.pair.source;
-    document.getElementById("place").textContent = `${data.place} of ${data.total}`;
-    document.getElementById("far").value = data.place - 1;
-    document.getElementById("undo").disabled = data.votes === 0;
-    document.getElementById("said").textContent = `Pair ${data.place} of ${data.total}: ${data.pair.prompt}`;
-    form.elements.pair.value = data.pair.name;
-    start();
-    fetchAhead();
+  function update(page) {
+    for (const id of ["prompt", "place"]) here(id).textContent = page.getElementById(id).textContent;
+    here("edited").replaceChildren(...document.importNode(page.getElementById("edited"), true).childNodes);
+    here("edited").hidden = page.getElementById("edited").hidden;
+    here("prompt").scrollTop = 0;
+    here("far").value = page.getElementById("far").value;
+    here("undo").disabled = page.getElementById("undo").disabled;
+    here("next").replaceChildren(...[...page.getElementById("next").children].map((image) => loading(image)));
+    here("said").textContent = `Pair ${here("place").textContent}: ${here("prompt").textContent}`;
+    form.elements.pair.value = page.querySelector("[name=pair]").value;
   }
 
   const videos = () => [...sides.querySelectorAll("video")];
@@ -81,25 +64,24 @@
   play.addEventListener("click", toggle);
 
   async function answer(choice) {
-    if (busy || (choice === "undo" && data.votes === 0)) return;
+    if (busy || (choice === "undo" && here("undo").disabled)) return;
     busy = true;
     problem.hidden = true;
     const button = form.querySelector(`.choices [value="${choice}"]`);
     button?.classList.add("picked");
-    const body = new URLSearchParams(["session", "key", "pair"].map((name) => [name, form.elements[name].value]));
+    const body = new URLSearchParams(new FormData(form));
     body.set("choice", choice);
     try {
-      const response = await fetch(form.action, { method: "POST", body, headers: { Accept: "application/json" } });
-      const said = await response.json();
-      if (!response.ok) throw new Error(said.error);
-      data = said;
-      if (data.results) {
-        location.assign(data.results);
+      const response = await fetch(form.action, { method: "POST", body });
+      const page = new DOMParser().parseFromString(await response.text(), "text/html");
+      if (!response.ok) throw new Error(page.querySelector("[role=alert] p").textContent);
+      if (!page.getElementById("ballot")) {
+        location.assign(response.url);
         return; // stays busy: the page is left
       }
-      await show();
+      await show(page);
     } catch (error) {
-      problem.textContent = error instanceof TypeError
+      problem.textContent = error.name === "TypeError"
         ? "The gallery does not answer. The vote was not taken; try again when it runs."
         : error.message;
       problem.hidden = false;
@@ -125,15 +107,10 @@
     p: toggle,
     z: () => lightbox.open(form),
   });
-  document.getElementById("enlarge").hidden = false;
+  here("enlarge").hidden = false;
   form.addEventListener("keydown", (event) => { // a button that is held down by Enter is pressed once
     if (event.repeat && event.target.closest("button")) event.preventDefault();
   });
-  if (data.animated) { // of the first pair each began when it came: once more, together
-    for (const name of ["left", "right"]) data.pair[name].src += "?together";
-    show();
-  } else {
-    start();
-    fetchAhead();
-  }
+  if ("animated" in form.dataset) show(document, "?together"); // each began when it came: once more, together
+  else start();
 })();

@@ -1,234 +1,252 @@
-"""A tree as a figure: HTML and SVG whose places were computed here, the same in the gallery and in a run's report."""
+"""A tree as nested lists that style sheets draw, in the gallery and in a run's report; and what its panel says.
+
+Columns are noise levels, from noise on the left to finished images on the right. Nothing runs in it: static/tree.js
+walks the tree that stands in the page, and joins its nodes by curves instead of elbows.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from functools import lru_cache
-from pathlib import Path
 from typing import Any
 
-import jinja2
-from markupsafe import Markup
+from diffrl.gallery.trees.facts import became, describe, sample_facts, split_facts, step_facts, title
+from diffrl.gallery.trees.numbers import known, level, push, share, three
+from diffrl.gallery.trees.view import TreeView
+from diffrl.trees.record import PUSHED, TreeNode
 
-from diffrl.gallery.trees.layout import Edge, Layout, deep, lay_out
-from diffrl.gallery.trees.numbers import known, level, push, share, signed, three
-from diffrl.gallery.trees.splits import asked, draws, train, weight, why_not
-from diffrl.gallery.trees.words import Sums, change, pushed, sums
-from diffrl.trees.record import TreeNode, TreeRecord
-
-TREE_FIGURE_CSS = (Path(__file__).parents[1] / "static" / "tree_figure.css").read_text(encoding="utf-8")
-"""What `tree_figure` needs, all of it below the class `treefig`."""
 LEVELS = (0.1, 0.5, 1.0)
 """Sizes of advantages at which lines grow wider: the same in every tree, so that trees can be compared."""
+ROW, IDLE_ROW, ROOM = 72, 38, 44
+"""Heights in pixels of a finished image and of a candidate that was only explored; what words take around a node."""
+SMALLEST, LARGEST = 64, 144
+"""Edges of inner nodes' images, in pixels at full size: these take the room that their branches leave them."""
+ENDS = 5
+"""How many images that pull, and how many that push away, a panel shows."""
+Address = Callable[[str], str]
+"""Where a page finds a file of the tree's folder."""
 
 
-def tree_figure(
-    record: TreeRecord, picture: Callable[[str], str], *, interactive: bool = False, scale: float = 0.8
-) -> Markup:
-    """One prompt's tree, static, with its legend; useful without scripts.
-
-    Args:
-        record: the tree.
-        picture: gives the address, or data: URI, of a file in the tree's folder.
-        interactive: with the roles, links and the second layout that the gallery's tree page needs.
-        scale: size, 1 for images of 64 pixels.
-
-    Returns:
-        HTML for a page that has `TREE_FIGURE_CSS`.
-    """
-    given = sums(record)
-    whole = lay_out(record)
-    explored = any(not node.drawn for node in record.nodes)
-    fewer = lay_out(record, drawn_only=True) if explored and interactive else None
-    second = {place.node: place for place in fewer.places} if fewer else {}
-    depth, served = _positions(given), _served(record, picture)
-    nodes = [
-        node_view(given, record.nodes[place.node], served.__getitem__)
-        | {"place": place, "second": second.get(place.node)}
-        | depth[place.node]
-        for place in whole.places
-    ]
-    return Markup(
-        _template().render(
-            record=record, given=given, layout=whole, fewer=fewer, nodes=nodes, edges=_edges(given, whole),
-            fewer_edges=_edges(given, fewer) if fewer else [], interactive=interactive, scale=scale,
-            legend=_legend(given), order=_order(given),
-        )
-    )  # fmt: skip
+def tree_figure(view: TreeView, address: Address) -> dict[str, Any]:
+    """Return what templates/tree_figure.html draws: nodes depth first, words above the columns, the legend's parts."""
+    depth = _depths(view)
+    served = _served(view, address)
+    order = _order(view)
+    pool = all(node.parent is None for node in view.record.nodes)
+    return {
+        "pool": pool,
+        "nodes": [_node(view, node, depth, served) | {"closes": closes} for node, closes in order],
+        "heads": [] if pool else _heads(view, depth),
+        "sizes": _sizes(view, depth),
+        "legend": _legend(view),
+    }
 
 
-def _served(record: TreeRecord, picture: Callable[[str], str]) -> dict[str, str]:
-    """Address of each file: where there is room for some only, they are those of what was drawn."""
-    drawn = [node for node in record.nodes if node.drawn]
-    files = [node.picture for node in drawn]
-    for nodes in (drawn, record.nodes):
+def _served(view: TreeView, address: Address) -> dict[str, str]:
+    """Return the address of each file: where there is room for some only, they are those of what was sampled."""
+    sampled = [node for node in view.record.nodes if node.drawn]
+    files = [node.picture for node in sampled]
+    for nodes in (sampled, view.record.nodes):
         files += [node.leaf.proxy_picture for node in nodes if node.leaf is not None]
-    files += [node.picture for node in record.nodes]
-    return {file: picture(file) for file in dict.fromkeys(files) if file}
+    return {file: address(file) for file in dict.fromkeys(files) if file}
 
 
-@lru_cache(maxsize=1)
-def _template() -> jinja2.Template:
-    loader = jinja2.PackageLoader("diffrl.gallery", "templates")
-    environment = jinja2.Environment(
-        loader=loader, autoescape=True, undefined=jinja2.StrictUndefined, trim_blocks=True, lstrip_blocks=True
-    )
-    return environment.get_template("tree_figure.html")
+def _depths(view: TreeView) -> list[int]:
+    depths: list[int] = []
+    for node in view.record.nodes:
+        depths.append(0 if node.parent is None else depths[node.parent] + 1)
+    return depths
 
 
-def strength(advantage: float | None) -> str:
-    """The class of a line: "up3" for an advantage of 1 and more, "flat" for nearly 0, "none" where there is none."""
-    if not known(advantage):
+def _order(view: TreeView) -> list[tuple[TreeNode, int]]:
+    """Return nodes depth first, each with how many lists end behind it; a pool best first, sampled before explored."""
+
+    def rank(node: TreeNode) -> tuple[bool, float]:
+        best = node.leaf and (node.leaf.total if node.drawn else node.leaf.proxy)
+        return not node.drawn, -best if best is not None and known(best) else float("inf")
+
+    order: list[tuple[TreeNode, int]] = []
+    roots = [view.record.nodes[id] for id in view.children.get(None, ())]
+    if all(node.leaf for node in roots):
+        roots.sort(key=rank)
+    waiting = [(root, 0) for root in reversed(roots)]
+    while waiting:
+        node, closes = waiting.pop()
+        below = view.below(node)
+        order.append((node, 0 if below else closes))
+        waiting += [(child, closes + 1 if child is below[-1] else 0) for child in reversed(below)]
+    return order
+
+
+def _sizes(view: TreeView, depth: Sequence[int]) -> list[int]:
+    """Return the edge of the images of each column's inner nodes, by the room that their branches leave them."""
+    tall = [0] * len(depth)
+    for node in reversed(view.record.nodes):
+        tall[node.id] += 0 if view.children.get(node.id) else ROW if node.drawn else IDLE_ROW
+        if node.parent is not None:
+            tall[node.parent] += tall[node.id]
+    sizes = []
+    for column in range(max(depth, default=0) + 1):
+        rooms = [tall[n.id] - ROOM for n in view.record.nodes if depth[n.id] == column and n.drawn and n.leaf is None]
+        sizes.append(max(SMALLEST, min(LARGEST, *rooms)) if rooms else SMALLEST)
+    return sizes
+
+
+def _heads(view: TreeView, depth: Sequence[int]) -> list[tuple[str, str]]:
+    """Return the words above each column: a noise level, and how paths came there."""
+    record, steps = view.record, len(view.record.sigmas) - 1
+    heads = []
+    for column in range(max(depth, default=0) + 1):
+        here = [node for node in record.nodes if depth[node.id] == column]
+        step = here[0].step
+        note = "what is predicted from starting noise"
+        if step is not None:
+            what = "split" if record.branching.get(step, 1) > 1 else "noise"
+            note = f"{what} at {level(record.sigmas[step])}, step {step + 1} of {steps}"
+        finished = all(node.leaf is not None for node in here)
+        heads.append(("finished images" if finished else f"noise level {level(here[0].sigma)}", note))
+    return heads
+
+
+def line_class(strength: float | None) -> str:
+    """Return the class of a line: "up3" for an advantage of 1 and more, "flat" for nearly 0, "none" without one."""
+    if strength is None or not known(strength):
         return "none"
-    assert advantage is not None
-    size = sum(abs(advantage) >= bound for bound in LEVELS)
-    return "flat" if not size else f"{'up' if advantage > 0 else 'down'}{size}"
+    size = sum(abs(strength) >= bound for bound in LEVELS)
+    return f"{'up' if strength > 0 else 'down'}{size}" if size else "flat"
 
 
-def node_view(given: Sums, node: TreeNode, picture: Callable[[str], str]) -> dict[str, Any]:
-    """A node in the words and classes of the figure."""
-    leaf = node.leaf
-    kind = ("leaf" if leaf is not None else "inner") + ("" if node.drawn else " idle")
-    passed = given.passed(node)
+def _line(view: TreeView, node: TreeNode) -> str:
+    if not node.drawn:
+        return "none idle"
+    return line_class(view.strength(node)) + " untrained" * _is_untrained(view, node)
+
+
+def _is_untrained(view: TreeView, node: TreeNode) -> bool:
+    """Return whether a step is in no part of the loss; where splits train, whether its branch has no part in one."""
+    if node.parent is None or not node.drawn:
+        return False
+    if view.trains_splits:
+        return view.split_trains(view.parent(node)) != "yes" or view.weight(node) is None
+    return view.step_trains(node) == "no"
+
+
+def _split_class(view: TreeView, node: TreeNode) -> str:
+    return "" if node.pushed is None else "teaches" if view.split_trains(node) == "yes" else "silent"
+
+
+def _node(view: TreeView, node: TreeNode, depth: Sequence[int], served: dict[str, str]) -> dict[str, Any]:
+    """Return a node in the words and classes of the figure."""
+    leaf, siblings, strength = node.leaf, view.children[node.parent], view.strength(node)
     failed = leaf is not None and node.drawn and not known(leaf.total)
+    kind = {"leaf": leaf is not None, "inner": leaf is None, "idle": not node.drawn, "failed": failed}
+    own = served.get((node.picture if node.drawn else leaf and leaf.proxy_picture) or "")
+    proxy = served.get(leaf.proxy_picture or "") if leaf is not None and node.drawn else None
+    left_out = leaf is not None and push(leaf.advantage) and not leaf.trained and view.record.rule.get("samples")
     return {
         "id": node.id,
-        "name": given.names[node.id],
-        "kind": kind + (" failed" if failed else ""),
-        "edge": _edge_class(given, node),
-        "chip": share(asked(given, node)) if node.parent is not None and known(asked(given, node)) else None,
-        "split": split_class(node),
-        "why": why_not(given, node),
+        "name": view.names[node.id],
+        "label": describe(view, node),
+        "sampled": node.drawn,
+        "kind": " ".join([*(word for word, holds in kind.items() if holds), _split_class(view, node)]).strip(),
+        "line": _line(view, node),
+        "depth": depth[node.id],
+        "position": siblings.index(node.id) + 1,
+        "siblings": len(siblings),
+        "chip": share(strength) if node.parent is not None and node.drawn and known(strength) else "",
         "turning": node.turning,
-        "trained": node.trained,
-        "picture": picture(node.picture) if node.picture else None,
-        "proxy_picture": picture(leaf.proxy_picture) if leaf is not None and leaf.proxy_picture else None,
-        "value": three(node.value) if leaf is None and node.drawn else None,
-        "reward": None if leaf is None or not node.drawn else "failed" if failed else three(leaf.total),
-        "passed": passed,
-        "proxy": three(leaf.proxy) if leaf is not None and known(leaf.proxy) else None,
-        "advantage": share(leaf.advantage) if leaf is not None and known(leaf.advantage) else None,
-        "left_out": bool(leaf and given.record.rule.get("samples") and push(leaf.advantage) and not leaf.trained),
-        "short": _short(leaf.chosen) if leaf is not None and leaf.chosen else None,
-        "row": node.drawn and node.parent is not None or not given.edges,
-        "label": describe(given, node),
+        "image": own,
+        "proxy_image": proxy,
+        "value": three(node.value) if leaf is None and node.drawn else "",
+        "reward": "" if leaf is None or not node.drawn else "failed" if failed else three(leaf.total),
+        "passed": view.passed(node),
+        "advantage": share(leaf.advantage) if leaf is not None and known(leaf.advantage) else "",
+        "left_out": bool(left_out),
+        "proxy": three(leaf.proxy) if leaf is not None and known(leaf.proxy) else "",
+        "why": _short(leaf.chosen) if leaf is not None and leaf.chosen else "",
     }
 
 
 def _short(chosen: str) -> str:
-    """The reason of a choice where there is little room: "split at node 2: gap 0.41, better side" is "better side"."""
+    """Return a reason where there is little room: "split at node 2: gap 0.41, better side" is "better side"."""
     return chosen.rpartition(", ")[2] if chosen.startswith("split") else chosen.removeprefix("fill: ")
 
 
-def _edge_class(given: Sums, node: TreeNode) -> str:
-    if not node.drawn:
-        return "none idle"
-    return f"{strength(asked(given, node))}{' untrained' if _untrained(given, node) else ''}"
-
-
-def _untrained(given: Sums, node: TreeNode) -> bool:
-    """Whether a drawn step is in no part of the loss; where splits train, whether its branch has no part in one."""
-    if node.parent is None or not node.drawn:
-        return False
-    if train(given):
-        return not draws(given.parent(node)) or weight(given, node) is None
-    return not pushed(node) and not given.pulled(node)
-
-
-def split_class(node: TreeNode) -> str:
-    """The class of a node by its split: "teaches", "silent", "" where splits do not train or it does not split."""
-    return "" if node.pushed is None else "teaches" if draws(node) else "silent"
-
-
-def describe(given: Sums, node: TreeNode) -> str:
-    """A node and the step to it in one line, as a screen reader says it."""
-    leaf, said = node.leaf, []
-    if leaf is None:
-        said.append(f"{'Starting noise' if node.parent is None else 'Node'} {given.names[node.id]}")
-        said.append(f"noise level {level(node.sigma)}")
-    else:
-        said.append(f"{'Image' if node.drawn else 'Candidate, only explored,'} {given.names[node.id]}")
-    if leaf is not None and node.drawn:
-        passed = {True: ", passed", False: ", not passed", None: ""}[given.passed(node)]
-        said.append(f"reward {three(leaf.total)}{passed}" if known(leaf.total) else "reward failed")
-    elif known(node.value):
-        said.append(f"worth {three(node.value)}")
-    if leaf is not None and known(leaf.proxy):
-        said.append(f"proxy reward {three(leaf.proxy)}")
-    if leaf is not None and leaf.chosen:
-        said.append(f"chosen: {given.reason(node)}")
-    if leaf is not None and known(leaf.advantage):
-        trains = leaf.trained and push(leaf.advantage)
-        said.append(f"advantage of the image {share(leaf.advantage)}{', trains' if trains else ''}")
-    if node.parent is not None and node.drawn:
-        said += _step_words(given, node)
-    if node.pushed is not None:
-        reason = why_not(given, node)
-        said.append(f"its split does not train: {reason}" if reason else "its split trains")
-    return ", ".join(said)
-
-
-def _step_words(given: Sums, node: TreeNode) -> list[str]:
-    said = []
-    moved = [f"change of log-likelihood {change(given, node)}"] if known(node.log_ratio) else []
-    if (step := given.step_reward(node)) is not None:
-        said.append(f"step {signed(step)}")
-    if known(node.advantage):
-        said.append(f"advantage of the step {share(node.advantage)}")
-    if train(given):
-        above = given.parent(node)
-        said.append(f"weight at the split {given.names[above.id] if above else ''} {share(weight(given, node))}")
-        return said + moved
-    pulled = "step is only pulled to the starting model" if given.pulled(node) else None
-    said.append("step trains" if pushed(node) else pulled or "step does not train")
-    if node.turning:
-        said.append("turning point")
-    return said + moved
-
-
-def _edges(given: Sums, layout: Layout) -> list[dict[str, Any]]:
-    """Lines from the faintest to the strongest, so that what matters lies on top."""
-
-    def rank(edge: Edge) -> float:
-        node = given.record.nodes[edge.node]
-        return -1.0 if not node.drawn else abs(asked(given, node) or 0.0)
-
-    return [
-        {"node": edge.node, "path": edge.path, "css": _edge_class(given, given.record.nodes[edge.node])}
-        for edge in sorted(layout.edges, key=rank)
-    ]
-
-
-def _legend(given: Sums) -> dict[str, bool]:
-    nodes = given.record.nodes
+def _legend(view: TreeView) -> dict[str, bool]:
+    nodes = view.record.nodes
     return {
-        "splits": train(given),
-        "silent": train(given) and any(split_class(node) == "silent" for node in nodes),
-        "edges": any(node.parent is not None and node.drawn for node in nodes),
-        "untrained": any(_untrained(given, node) for node in nodes),
+        "splits": view.trains_splits,
+        "silent": view.trains_splits and any(_split_class(view, node) == "silent" for node in nodes),
+        "edges": bool(view.edges),
+        "untrained": any(_is_untrained(view, node) for node in nodes),
         "turning": any(node.turning for node in nodes),
-        "predicted": deep(nodes) and any(node.picture and node.leaf is None for node in nodes),
-        "pulled": any(given.pulled(node) for node in nodes),
+        "pulled": any(view.step_trains(edge) not in ("yes", "no") for edge in view.edges),
         "explored": any(not node.drawn for node in nodes),
-        "proxy": any(node.leaf is not None and node.leaf.proxy_picture for node in nodes),
+        "proxy": any(node.drawn and node.leaf is not None and node.leaf.proxy_picture for node in nodes),
     }
 
 
-def _positions(given: Sums) -> list[dict[str, int]]:
-    """Depth, place among siblings and number of siblings, as trees tell screen readers."""
-    found: list[dict[str, int]] = []
-    for node in given.record.nodes:
-        siblings: Sequence[int] = given.children[node.parent]
-        depth = 1 if node.parent is None else found[node.parent]["depth"] + 1
-        found.append({"depth": depth, "position": siblings.index(node.id) + 1, "siblings": len(siblings)})
-    return found
+# --- the panel
 
 
-def _order(given: Sums) -> list[int]:
-    """Ids depth first, so that reading and tabbing follow the branches."""
-    found: list[int] = []
-    waiting = list(given.children.get(None, ()))[::-1]
-    while waiting:
-        found.append(waiting.pop())
-        waiting += list(given.children.get(found[-1], ()))[::-1]
-    return found
+def panel(view: TreeView, thumb: Address, whole: Address, still: Callable[[str], str | None]) -> list[dict[str, Any]]:
+    """Return a JSON value a node, in the order of their ids: the facts that static/tree.js shows of it.
+
+    Args:
+        view: the tree.
+        thumb: address of a small still image of a file in the tree's folder.
+        whole: address of the file itself.
+        still: address of the first frame of a file that moves; None of others.
+    """
+
+    def image(file: str | None) -> dict[str, str | None] | None:
+        return {"file": whole(file), "still": still(file), "thumb": thumb(file)} if file else None
+
+    return [_panel(view, node, image) for node in view.record.nodes]
+
+
+def _panel(view: TreeView, node: TreeNode, image: Callable[[str | None], Any]) -> dict[str, Any]:
+    leaf, (best, words) = node.leaf, became(view, node)
+    what = f"the image that the network predicted at noise level {level(node.sigma)}"
+    what = "only explored" if not node.drawn else "the finished image" if leaf is not None else what
+    return {
+        "id": node.id,
+        "name": view.names[node.id],
+        "title": title(view, node),
+        "parent": node.parent,
+        "children": list(view.children.get(node.id, ())),
+        "sampled": node.drawn,
+        "what": what,
+        "image": image(node.picture),
+        "proxy": image(leaf.proxy_picture) if leaf is not None else None,
+        "best": best.id,
+        "became": words,
+        "split": _split(view, node, image),
+        "step": step_facts(view, node),
+        "sample": sample_facts(view, node),
+        "parts": [] if leaf is None else [(name, three(raw)) for name, raw in leaf.rewards.items() if "/" in name],
+    }
+
+
+def _split(view: TreeView, node: TreeNode, image: Callable[[str | None], Any]) -> dict[str, Any] | None:
+    """Return what a split asked of its prediction: before, aim, after; and the images that pull and push away."""
+    effect = node.pushed
+    if effect is None:
+        return None
+    trains = view.split_trains(node) == "yes"
+    ranked = sorted(effect.pulls, key=lambda leaf: -effect.pulls[leaf]) if trains else []
+    ends = ranked if len(ranked) <= 2 * ENDS else [*ranked[:ENDS], *ranked[-ENDS:]]
+    return {
+        "trains": trains,
+        "same": abs(effect.sigma - node.sigma) < 1e-6,
+        "shots": [{"label": label, "image": image(file)} for label, file in split_images(node)],
+        "eta": "" if effect.eta == 1 else f" {three(effect.eta)} times",
+        "facts": split_facts(view, node),
+        "ends": [{"id": id, "weight": share(effect.pulls[id]), "way": push(effect.pulls[id])} for id in ends],
+        "more": len(ranked) - len(ends),
+    }
+
+
+def split_images(node: TreeNode) -> list[tuple[str, str]]:
+    """Return label and file of the images before, aim and after that were kept of a split."""
+    files = [(which, getattr(node.pushed, which)) for which in PUSHED if node.pushed is not None]
+    return [(which, file) for which, file in files if file]

@@ -9,7 +9,7 @@ from diffrl.credit.rules import OWN, reward_rule
 from diffrl.gallery.numbers import finite
 from diffrl.gallery.trees.numbers import factor, number
 from diffrl.gallery.trees.sums import weights_text
-from diffrl.gallery.trees.words import Sums
+from diffrl.gallery.trees.view import TreeView
 from diffrl.registry import CREDIT_RULES
 from diffrl.trees.record import TreeRecord
 
@@ -91,14 +91,14 @@ EXPLORED: Mapping[str, Gloss] = {
 }
 
 
-def rules(given: Sums) -> list[tuple[str, str]]:
+def rules(view: TreeView) -> list[tuple[str, str]]:
     """Keys and values with what they mean, in the order in which credit comes about; unknown keys come last.
 
     Args:
-        given: the tree.
+        view: the tree.
     """
-    record = given.record
-    found = [("reward =", text)] if (text := weights_text(given)) else []
+    record = view.record
+    found = [("reward =", text)] if (text := weights_text(view)) else []
     found += [(key, text + _idle_clip(record.rule) * (key == "clip")) for key, text in _glossed(record.rule, RULE)]
     found += [(f"explored: {key}", text) for key, text in _glossed(record.explored or {}, EXPLORED)]
     return [*found, ("seed", str(record.seed))]

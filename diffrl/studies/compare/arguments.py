@@ -10,7 +10,7 @@ from pathlib import Path
 
 from diffrl.config import Config, load_config
 from diffrl.errors import ConfigError
-from diffrl.run.initial import pin_initial
+from diffrl.run.start_weights import pin_initial
 from diffrl.studies.compare.pairing import misused_splits, unpaired
 from diffrl.studies.compare.results import COSTS
 

@@ -6,7 +6,6 @@ What was finished before is kept, what was begun goes on, and a run that fails d
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from pathlib import Path
 
 import torch
@@ -33,47 +32,11 @@ from diffrl.studies.compare.processes import Processes, cores
 from diffrl.studies.compare.results import STATE, collect
 from diffrl.studies.compare.tables import print_report, write_report
 from diffrl.studies.compare.training import Work, time_all, train_all
+from diffrl.studies.requests import CompareRequest
 from diffrl.terminal.watch import watched
 from diffrl.training.inputs import digest_named
 
 SEEDS = 3
-
-
-@dataclass(frozen=True)
-class CompareRequest:
-    """What to compare.
-
-    Args:
-        configurations: "[label: ]path [a.b=c ...]" each.
-        out: directory of the comparison.
-        budget: "evaluations=NUMBER" or "seconds=NUMBER".
-        seeds: runs of each configuration; None = as many as `detect` takes, else 3.
-        evals: held-out evaluations after the one before training, at most.
-        metric: held-out reward that is compared; None = the first of the first configuration.
-        target: score whose cost is reported.
-        detect: difference of the metric that is to be resolved; it chooses the seeds.
-        sd: of paired differences, for `detect`; None = measured in `out`.
-        guidance: scales that the report split is measured with, besides that of the configurations.
-        jobs: runs at once; None = as many as there are cores, on a GPU and for a budget in seconds one.
-        prices: of evaluations, see `diffrl.cost.prices.parse_prices`.
-        variety: samples of a prompt for diversity and the distance to the base; None = not measured.
-        accept_changed_inputs: go on also with prompts, bases or rewards of other contents than it began with.
-    """
-
-    configurations: tuple[str, ...]
-    out: Path
-    budget: str | None
-    seeds: int | None = None
-    evals: int = 8
-    metric: str | None = None
-    target: float = 0.6
-    detect: float | None = None
-    sd: float | None = None
-    guidance: tuple[float, ...] = ()
-    jobs: int | None = None
-    prices: str = EQUAL.name
-    variety: int | None = None
-    accept_changed_inputs: bool = False
 
 
 def compare(request: CompareRequest, console: Console, dry_run: bool = False) -> None:
@@ -88,14 +51,14 @@ def compare(request: CompareRequest, console: Console, dry_run: bool = False) ->
         ConfigError: something is wrong with the request, before anything is trained.
         DiffrlError: some runs failed; the others were seen through and reported.
     """
-    budget, candidates = parse_budget(request.budget), parse_candidates(request.configurations)
-    prices = parse_prices(request.prices)
+    budget, candidates = parse_budget(request.budget), parse_candidates(request.configs or ())
+    prices = parse_prices(request.prices or EQUAL.name)
     configs = load_candidates(candidates, request.metric)
     most = runs_at_once(request.jobs, budget, configs)
     seeds = choose_seeds(request, console)
     at_once = min(most, len(candidates) * seeds)
     accept, processes = request.accept_changed_inputs, Processes(at_once)
-    work = Work(request.out, console, processes, request.guidance, request.variety, accept)
+    work = Work(request.out, console, processes, tuple(request.guidance or ()), request.variety, accept)
     asked = (candidates, configs, budget, request.evals, prices)
     if dry_run:
         earlier = earlier_plan(request.out, *asked, seeds)

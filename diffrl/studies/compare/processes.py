@@ -7,15 +7,15 @@ and we end after all; a second Ctrl-C ends them at once.
 from __future__ import annotations
 
 import os
-import signal
 import subprocess
 import sys
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor, as_completed
-from contextlib import contextmanager
 from pathlib import Path
 from threading import Lock
 from typing import TypeVar
+
+from diffrl.terminal.exits import termination_interrupts
 
 Job = TypeVar("Job")
 Result = TypeVar("Result")
@@ -78,7 +78,7 @@ class Processes:
             jobs: what is to be done.
             done: is told of each as it is finished, in the main thread.
         """
-        with _termination_raises(), ThreadPoolExecutor(self.at_once) as executor:
+        with termination_interrupts(), ThreadPoolExecutor(self.at_once) as executor:
             waiting = {executor.submit(work, job): job for job in jobs}
             try:
                 for finished in as_completed(waiting):
@@ -102,17 +102,3 @@ class Processes:
         finally:
             for process in live:
                 process.kill()
-
-
-@contextmanager
-def _termination_raises() -> Iterator[None]:
-    """Inside, SIGTERM ends us as an exception, so that what we have started is ended too."""
-
-    def stop(number: int, frame: object) -> None:
-        raise SystemExit(128 + number)
-
-    previous = signal.signal(signal.SIGTERM, stop)
-    try:
-        yield
-    finally:
-        signal.signal(signal.SIGTERM, previous)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from pathlib import Path
 
 import torch
 
@@ -15,26 +14,10 @@ from diffrl.precision.choice import find_backend
 from diffrl.precision.facts import AUTO, EMULATED, TRAINING
 from diffrl.precision.formats import PRECISIONS
 from diffrl.records import Prompt
-from diffrl.run.choose import NEWEST, Choice
 from diffrl.run.directory import open_run_dir
+from diffrl.studies.requests import FidelityRequest
 
 CANDIDATES = 32
-
-
-@dataclass(frozen=True)
-class FidelityRequest:
-    """What to compare; see `diffrl fidelity --help`. Empty and None leave the choice to the configuration."""
-
-    out: Path
-    run: Path | None = None
-    choice: Choice = NEWEST
-    precisions: tuple[str, ...] = ()
-    steps: tuple[int, ...] = ()
-    prompts: int = 8
-    candidates: int | None = None
-    k: int = 8
-    seed: int | None = None
-    held_out: bool = False
 
 
 @dataclass(frozen=True)
@@ -55,7 +38,7 @@ def default_steps(config: Config) -> tuple[int, ...]:
 def wanted_pools(config: Config, request: FidelityRequest) -> list[Wanted]:
     """The precisions that are compared, each with its engine."""
     e = config.rollout.explore
-    texts = request.precisions or ("bfloat16" if e is None else e.precision,)
+    texts = request.precision or ("bfloat16" if e is None else e.precision,)
     pools = []
     for text in dict.fromkeys(texts):
         precision, colon, engine = text.partition(":")

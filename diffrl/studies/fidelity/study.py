@@ -20,6 +20,7 @@ from diffrl.cost.meter import CostMeter, PhaseClock, network_evaluations
 from diffrl.data.prompts import load_prompts
 from diffrl.data.sampler import prompt_batch
 from diffrl.errors import ConfigError
+from diffrl.files import require_empty
 from diffrl.functional.ranking import ranking_fidelity
 from diffrl.functional.steps import coarse_levels
 from diffrl.functional.tree_counts import forwards_per_tree
@@ -32,9 +33,9 @@ from diffrl.rewards.score import WeightedScorer
 from diffrl.rollout.denoise import Sampler
 from diffrl.rollout.explore import explore, prompt_samples
 from diffrl.rollout.tree import plan_forest, root_addresses, subset
-from diffrl.run.aligned import load_aligned, require_empty
+from diffrl.run.checkpoints import Choice, load_aligned, require_choice
 from diffrl.run.directory import environment
-from diffrl.run.initial import restore_initial
+from diffrl.run.start_weights import restore_initial
 from diffrl.studies.fidelity.request import (
     CANDIDATES,
     TRAINING,
@@ -170,6 +171,7 @@ def measure_fidelity(config: Config, request: FidelityRequest) -> Fidelity:
     problems += [problem for w in wanted for problem in missing_precision(w, device)]
     if problems:
         raise ConfigError(problems)
+    require_choice(Choice(request.step, request.best), request.run)
     require_empty(request.out, "--out")
     request.out.mkdir(parents=True, exist_ok=True)
     setting = _prepare(config, request, prompts, candidates, seed, device)
@@ -226,7 +228,7 @@ def _prepare(
     r, branching = config.rollout, config.rollout.branching_at(0)
     scorers = make_scorers(config.rewards, "rewards", device, config.model.frame_rate)
     if request.run is not None:
-        aligned = load_aligned(request.run, device, request.choice)
+        aligned = load_aligned(request.run, device, Choice(request.step, request.best))
         policy = aligned.policy
         weights = [*aligned.messages, f"Weights of {request.run} after iteration {aligned.checkpoint.step}."]
     else:

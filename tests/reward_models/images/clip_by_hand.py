@@ -14,7 +14,7 @@ def as_image(picture):
 
 
 def torchvision_crop(picture, side):
-    """OpenAI's own preprocessing of a uint8 picture (3, H, W)."""
+    """OpenAI's own preprocessing of a uint8 image (3, H, W)."""
     steps = [
         transforms.Resize(side, interpolation=transforms.InterpolationMode.BICUBIC),
         transforms.CenterCrop(side),

@@ -82,7 +82,7 @@ def test_clips_are_never_floats_as_a_whole():
 def test_features_in_pieces_are_those_of_all_at_once(monkeypatch):
     frames = random_media(7, 3, 37, 53)
     at_once = torch.nn.functional.adaptive_avg_pool2d(frames.float() / 255, 32).flatten(1)
-    for values in (1, 2 * 3 * 37 * 53, 2**20):  # pictures at a time: 1, 2, all
+    for values in (1, 2 * 3 * 37 * 53, 2**20):  # images at a time: 1, 2, all
         monkeypatch.setattr(diversity, "PIECE", values)
         assert torch.equal(diversity.pixel_features(frames), at_once)
 
@@ -122,11 +122,10 @@ def test_clip_features_of_videos(tmp_path):
     assert load_reward("diversity", **options).spec.range == (0.0, 2.0)
 
 
-def test_refusals_and_self_test(tmp_path):
+def test_refusals(tmp_path):
     with pytest.raises(RewardError, match="must be 'pixels' or 'clip'"):
         load_reward("diversity", features="dino")
     with pytest.raises(RewardError, match="Only features='clip'"):
         load_reward("diversity", model="somewhere")
     with pytest.raises(RewardError, match="There is no directory"):
         load_reward("diversity", features="clip", model=str(tmp_path / "none"))
-    assert self_test(load_reward("diversity")).passed

@@ -84,7 +84,7 @@ def test_of_a_clip_the_first_frame_is_compared_and_video_mean_compares_others(fe
 
 
 def cells(picture, side=32):
-    """A picture (3, H, W) cut as adaptive pooling cuts it."""
+    """An image (3, H, W) cut as adaptive pooling cuts it."""
     _, height, width = picture.shape
 
     def bounds(size):

@@ -36,7 +36,7 @@ def eye(pixels, state, heads=3):
 
 
 def reader(tokens, picture, state, heads=4):
-    """A post-norm BERT without token types: itself, the picture, then the feed-forward layer: (L, width)."""
+    """A post-norm BERT without token types: itself, the image, then the feed-forward layer: (L, width)."""
     name = "blip.text_encoder"
     x = state[f"{name}.embeddings.word_embeddings.weight"][tokens]
     x = x + state[f"{name}.embeddings.position_embeddings.weight"][: len(tokens)]
@@ -73,7 +73,7 @@ def test_scores_are_those_of_blip_by_hand(tmp_path, size):
     scorer, media = image_reward(tmp_path), pictures(4, *size)
     raw = scorer(RewardBatch(media, PROMPTS)).raw
     wanted = expected(image_reward_state(), media, WORDS)
-    assert wanted.std() > 0.1 and (wanted[0] - wanted[2]).abs() > 0.01  # the same prompt, another picture
+    assert wanted.std() > 0.1 and (wanted[0] - wanted[2]).abs() > 0.01  # the same prompt, another image
     torch.testing.assert_close(raw, wanted, rtol=2e-4, atol=2e-4)
     alone = torch.cat([scorer(RewardBatch(media[i : i + 1], PROMPTS[i : i + 1])).raw for i in range(4)])
     torch.testing.assert_close(alone, raw, rtol=1e-4, atol=1e-4)

@@ -18,7 +18,7 @@ from tests.patience import LONG
 
 
 def pictures_of(body: dict[str, Any]) -> list[np.ndarray]:
-    """The pictures in a request, as the server decodes them: (H, W, 3) uint8 each."""
+    """The images in a request, as the server decodes them: (H, W, 3) uint8 each."""
     urls = [part["image_url"]["url"] for part in body["messages"][0]["content"] if part["type"] == "image_url"]
     assert all(url.startswith("data:image/png;base64,") for url in urls)
     return [np.array(Image.open(io.BytesIO(base64.b64decode(url.partition(",")[2])))) for url in urls]
@@ -33,7 +33,7 @@ def brightness(pictures: list[np.ndarray], channel: int) -> float:
 
 
 def answer(body: dict[str, Any]) -> dict[str, Any]:
-    """What the judge says: red, green and blue of the pictures, in the form that the question asks for."""
+    """What the judge says: red, green and blue of the images, in the form that the question asks for."""
     pictures, text = pictures_of(body), question_of(body)
     red, green, blue = (brightness(pictures, channel) for channel in range(3))
     logprobs = None

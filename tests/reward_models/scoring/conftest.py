@@ -1,4 +1,4 @@
-"""Pictures to score, and the command line to score them with."""
+"""Images to score, and the command line to score them with."""
 
 from __future__ import annotations
 

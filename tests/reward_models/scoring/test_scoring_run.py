@@ -19,7 +19,7 @@ from reward_models.self_test import clip, drawing, noise
 
 
 def directly(name: str, path, prompt: str = "", **options) -> float:
-    """One picture, read by PIL and scored alone by the scorer itself."""
+    """One image, read by PIL and scored alone by the scorer itself."""
     with Image.open(path) as image:
         return float(load_reward(name, **options)(RewardBatch(from_pil(image)[None], [prompt])).raw[0])
 
@@ -283,7 +283,7 @@ def test_a_recipe_gives_a_weighted_total(score, refused, pictures, rows, tmp_pat
 
 @pytest.mark.slow
 def test_memory_does_not_grow_with_the_number_of_files(tmp_path):
-    """A thousand pictures take 157 MB more than two hundred of them, decoded; held are two windows of 64."""
+    """A thousand images take 157 MB more than two hundred of them, decoded; held are two windows of 64."""
     program = """
 import resource, sys
 from reward_models.cli import main

@@ -164,7 +164,7 @@ def test_a_full_service_answers_503_and_recovers():
 
 
 def test_no_more_bytes_are_held_than_allowed():
-    side = 500  # 0.75 MB a picture
+    side = 500  # 0.75 MB an image
     with held_server(max_body_mb=1, max_held_mb=2) as (url, scorer):
         threads = []
         for n in (1, 2):

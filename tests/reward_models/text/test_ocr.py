@@ -196,11 +196,6 @@ def test_nothing_is_downloaded(monkeypatch):
     assert scorer(RewardBatch(drawn("Offline")[None], ['"offline"'])).raw.tolist() == [1.0]
 
 
-@pytest.mark.long
-def test_self_test_of_rapidocr():
-    assert self_test(rapidocr()).passed
-
-
 @needs_tesseract
 def test_tesseract():
     pytest.importorskip("pytesseract")
@@ -223,5 +218,3 @@ def test_refusals():
         load_reward("ocr", engine="eyes")
     with pytest.raises(RewardError, match="threads of ocr must be"):
         load_reward("ocr", engine="tesseract", threads=2)
-    with pytest.raises(RewardError, match="scores images"):
-        rapidocr()(RewardBatch(drawn("x")[None, None], ['"x"']))

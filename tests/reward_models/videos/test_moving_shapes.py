@@ -265,11 +265,6 @@ def test_a_prompt_outside_the_grammar_is_nan_and_leaves_its_neighbours_alone():
     assert all(math.isnan(values[1]) for values in output.parts.values())
 
 
-def test_media_that_are_no_videos_are_refused():
-    with pytest.raises(RewardError, match="scores videos. Got images"):
-        load_reward("moving_shapes")(RewardBatch(torch.zeros((1, 3, 32, 32), dtype=torch.uint8), [TEXT]))
-
-
 @pytest.mark.parametrize("name", ["moving_shapes", "moving_shapes_strict"])
 @pytest.mark.parametrize("frames", [0, 1, 2])
 def test_clips_of_too_few_frames_fail_as_samples(name, frames):
@@ -288,9 +283,3 @@ def test_tolerances_are_options_and_wrong_ones_are_refused():
     for options in ({"jerk": -1.0}, {"travel": 0.0}, {"speed": 1.0}, {"separation": 0.1}):
         with pytest.raises(RewardError, match=next(iter(options))):
             load_reward("moving_shapes", **options)
-
-
-def test_spec_and_device():
-    scorer = load_reward("moving_shapes_strict")
-    assert scorer.to("cpu") is scorer
-    assert scorer.spec.name == "moving_shapes_strict" and scorer.spec.media == ("video",)

@@ -52,7 +52,7 @@ def test_parts_metadata_and_options_reach_the_wrapped_scorer():
 
 
 class NotBlack:
-    """Fails on black pictures."""
+    """Fails on black images."""
 
     from reward_models import ScorerSpec
 
@@ -84,7 +84,7 @@ def test_one_failing_frame_fails_the_clip_and_no_other():
 
 
 class Forgetful:
-    """As a remote reward: it has no parts where a whole batch failed, here where all pictures are black."""
+    """As a remote reward: it has no parts where a whole batch failed, here where all images are black."""
 
     from reward_models import ScorerSpec
 
@@ -144,8 +144,6 @@ def test_refusals():
     with pytest.raises(RewardError, match="needs the option reward"):
         load_reward("video_mean")
     scorer = load_reward("video_mean", reward="sharpness")
-    with pytest.raises(RewardError, match="scores videos"):
-        scorer(RewardBatch(noise(32)[None], ["a"]))
     empty = scorer(RewardBatch(torch.zeros(2, 0, 3, 8, 8, dtype=torch.uint8), ["a", "b"]))
     assert not empty.ok.any() and empty.errors[0] == "the clip has no frames"
 

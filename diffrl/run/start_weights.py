@@ -11,23 +11,30 @@ are the same.
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
+
+from torch import Tensor
 
 from diffrl.checkpoint.files import MANIFEST, load_checkpoint
 from diffrl.config import Config
 from diffrl.config.base import show
-from diffrl.config.model import InitSettings, ModelSettings
+from diffrl.config.model import InitSettings, LoraStartSettings, ModelSettings
 from diffrl.errors import ConfigError
 from diffrl.files import read_own
-from diffrl.run.aligned import aligned_weights
-from diffrl.run.choose import Choice, choose_checkpoint, place_of
+from diffrl.models.architecture import describe_pipeline
+from diffrl.models.lora import ADAPTER_NAME
+from diffrl.models.lora_file import check_lora, lora_files, read_lora, require_fitting, sha256_of
+from diffrl.models.lora_names import linear_layers
+from diffrl.models.lora_tensors import LoraWeights
+from diffrl.run.checkpoints import Choice, aligned_weights, choose_checkpoint, place_of
 from diffrl.run.directory import open_run_dir
-from diffrl.run.inputs import require_inputs, require_pinned
-from diffrl.run.lora_start import pin_start, restore_start
+from diffrl.run.inputs import require_inputs
 from diffrl.training.inputs import digest_base
 from diffrl.training.policy import Policy
+
+DOWN, UP = f".lora_A.{ADAPTER_NAME}.weight", f".lora_B.{ADAPTER_NAME}.weight"
 
 
 def begin_with(config: Config, run: Path, choice: Choice, report: Callable[[str], None]) -> Config:
@@ -164,3 +171,112 @@ def _find(model: ModelSettings, begun: InitSettings) -> tuple[Path, str]:
 def _with(config: Config, begun: InitSettings) -> Config:
     lora = config.model.lora and config.model.lora.model_copy(update={"start": None})
     return config.model_copy(update={"model": config.model.model_copy(update={"init_from": begun, "lora": lora})})
+
+
+def pin_start(config: Config) -> Config:
+    """The configuration with the sha256 of its model.lora.start, so that resuming begins with nothing else.
+
+    Raises:
+        ConfigError: there is no such file, or it is not what the sha256 says.
+    """
+    model, lora = config.model, config.model.lora
+    if lora is None or lora.start is None:
+        return config
+    found = _same_files(lora.start, _networks(model))[1]
+    started = lora.model_copy(update={"start": lora.start.model_copy(update={"sha256": found})})
+    return config.model_copy(update={"model": model.model_copy(update={"lora": started})})
+
+
+def check_start(model: ModelSettings) -> str:
+    """Look at model.lora.start without loading the model.
+
+    Returns:
+        What it is, for the user.
+
+    Raises:
+        ConfigError: it is not there, or does not fit model.lora.
+    """
+    assert model.lora is not None and model.lora.start is not None
+    notes, later = list[str](), ""
+    for found, layers in check_lora(model.lora.start.path, model.path, model.facts):
+        notes += found.notes
+        if layers is None:
+            later = "; whether it fits is seen once the pipeline is here"
+        else:
+            require_fitting(found, layers, model.lora.rank, model.lora_targets)
+    return " ".join([f"the LoRA {model.lora.start.path}{later}{'.' if notes else ''}", *notes])
+
+
+def restore_start(policy: Policy, model: ModelSettings) -> str:
+    """Put the LoRA of model.lora.start into a policy that nobody has trained yet.
+
+    B is multiplied by the layer's alpha over the configuration's, so that the network computes as the file means it.
+
+    Args:
+        policy: as the pipeline has it; of a sharded one each rank fills its part.
+        model: the section.
+
+    Returns:
+        What was done, for the user.
+
+    Raises:
+        ConfigError: the file is not there, or does not fit.
+    """
+    assert model.lora is not None and model.lora.start is not None
+    networks, lora, every = policy.adapter.trainable_modules(), model.lora, linear_layers(policy.inner)
+    prefixes = dict(zip(networks, ("",) if len(networks) == 1 else ("high.", "low."), strict=True))
+    files, _ = _same_files(model.lora.start, tuple(prefixes))
+    weights: dict[str, Tensor] = {}
+    alphas: set[float] = set()
+    notes: list[str] = []
+    for network, prefix in prefixes.items():
+        layers = {name.removeprefix(prefix): shape for name, shape in every.items() if name.startswith(prefix)}
+        found = read_lora(files[network], layers, model.facts)
+        require_fitting(found, layers, lora.rank, model.lora_targets)
+        weights |= _named(found, prefix, lora.alpha)
+        alphas |= set(found.alpha.values())
+        notes += found.notes
+    policy.restore(weights)
+    several = " to ".join(f"{alpha:g}" for alpha in sorted({min(alphas), max(alphas)}))
+    scaled = "" if alphas == {lora.alpha} else f", its alpha of {several} scaled to {lora.alpha:g}"
+    return " ".join([f"Begins with the LoRA {model.lora.start.path}{scaled}.", *notes])
+
+
+def _same_files(start: LoraStartSettings, networks: Sequence[str]) -> tuple[dict[str, Path], str]:
+    """The files of a LoRA by network, and their sha256, which is the one that is written down if there is one."""
+    files = lora_files(start.path, networks)
+    found = sha256_of(files)
+    require_pinned("model.lora.start.sha256", start.path, start.sha256, found, "LoRA")
+    return files, found
+
+
+def _networks(model: ModelSettings) -> tuple[str, ...]:
+    """The names of the networks that a pipeline trains; of one that is not here, one."""
+    known = describe_pipeline(model.path)
+    return ("transformer",) if known is None else known.networks
+
+
+def _named(found: LoraWeights, prefix: str, alpha: float) -> dict[str, Tensor]:
+    """A LoRA's weights by the names that they have in a policy whose LoRA has this alpha."""
+    down = {f"{prefix}{layer}{DOWN}": tensor for layer, tensor in found.down.items()}
+    return down | {f"{prefix}{layer}{UP}": b * (found.alpha[layer] / alpha) for layer, b in found.up.items()}
+
+
+def require_pinned(key: str, source: object, pinned: str | None, is_now: str, thing: str) -> None:
+    """Refuse what a configuration names with a sha256 and that has another one now.
+
+    Args:
+        key: of the sha256.
+        source: the file that was looked at.
+        pinned: the sha256 in the configuration; None = none is written down yet.
+        is_now: of the file.
+        thing: that it is, "LoRA".
+
+    Raises:
+        ConfigError: they differ.
+    """
+    if pinned not in (None, is_now):
+        raise ConfigError(
+            f"{key} must be that of {source}. Got {pinned}, and it has {is_now}: it is another {thing} now. Put the "
+            "former one back, or start a new run from this one."
+        )
