@@ -7,10 +7,10 @@ from typing import Annotated, Literal, Self
 
 from pydantic import Field, model_validator
 
-from diffrl.config.base import MOST_STEPS, Known, Section, problems, show
 from diffrl.credit.rules import OWN, reward_rule, rules_that
 from diffrl.functional.steps import stochastic_steps
 from diffrl.registry import CREDIT_RULES
+from diffrl.sections import MOST_STEPS, Known, Section, problems, show
 
 
 class TurningPointSettings(Section):

@@ -8,11 +8,11 @@ from typing import Annotated, Any, Literal, Self
 
 from pydantic import AfterValidator, Field, model_validator
 
-from diffrl.config.base import LONGEST_PATH, LONGEST_TEXT, MOST_ITERATIONS, Known, ListOf, Section, problems, rule, show
 from diffrl.errors import ConfigError
 from diffrl.models.families import FAMILIES, find_family
 from diffrl.models.family import MOST_OPTIONS, Family
 from diffrl.precision.facts import BASE_PRECISIONS
+from diffrl.sections import LONGEST_PATH, LONGEST_TEXT, MOST_ITERATIONS, Known, ListOf, Section, problems, rule, show
 
 MOST_RANK = 4096
 """The highest rank of a LoRA: the width of the largest networks, where it would be no longer low."""

@@ -222,7 +222,7 @@ def _weights(config: Config, found: Architecture, parts: ParameterCounts, world_
         "gradients": FLOAT32 * trained // share,
         "optimiser": ADAM_STATE_BYTES[config.train.optimizer] * trained // share,
         "moving average": FLOAT32 * trained // share if config.train.ema is not None else 0,
-        "reference": dtype * parts.network // share if o.asks_reference and m.lora is None else 0,
+        "reference": dtype * parts.network // share if o.needs_reference and m.lora is None else 0,
         "frozen components": dtype * (parts.others + parts.tables)
         + (0 if "text_encoders" in m.offload else dtype * parts.text)
         + (0 if "vae" in m.offload else _vae_bytes(config) * parts.vae),
@@ -322,12 +322,11 @@ def _stages(config: Config, g: Geometry, adapted: int) -> dict[str, int]:
     if t.gradient_checkpointing:  # a block's input is kept, and the block that the gradient is in computed anew
         graph, passed = token_row * g.layers, g.activations.backward * token_row + inner * adapted / g.layers
     guided, eval_guided, before = (
-        m.facts.calls_per_step(scale)
-        for scale in (r.guidance_scale, config.eval.guidance_scale, config.reference_guidance)
+        m.facts.calls_per_step(scale) for scale in (r.guidance_scale, config.eval.guidance_scale, config.kl_guidance)
     )
-    trained = max(m.facts.calls_per_step(config.loss_guidance(loss.guidance)) for loss in config.objective.losses)
+    trained = max(m.facts.calls_per_step(config.loss_guidance(loss.guidance)) for loss in config.objective.planned())
     whole = trained * (graph + passed)
-    if config.objective.asks_reference:  # the reference predicts while the policy's graph is there
+    if config.objective.needs_reference:  # the reference predicts while the policy's graph is there
         whole = max(whole, trained * graph + before * forward)
     decoder = (g.tile_elements if m.vae_tiling else g.decoder_elements) * _vae_bytes(config)
     return {

@@ -200,7 +200,7 @@ def make_plan(config: Config, world_size: int = 1) -> Plan:
     evaluations = config.run.evaluations
     guided, before, matched = (
         config.model.facts.calls_per_step(scale)
-        for scale in (r.guidance_scale, config.reference_guidance, config.loss_guidance(o.sample_guidance))
+        for scale in (r.guidance_scale, config.kl_guidance, config.loss_guidance(o.sample_guidance))
     )
     largest = max((one.rollout_size for one in costs), key=lambda one: one.stored).times(groups, world_size)
     memory, notes = estimate_memory(config, largest, groups * first.origins // world_size, world_size)
@@ -212,9 +212,9 @@ def make_plan(config: Config, world_size: int = 1) -> Plan:
         "rollout": over_the_run(lambda one: one.rollout),
         "values": over_the_run(lambda one: one.values),
         "old": (noised * iterations if o.needs_old_velocity(config.old_is_policy) else 0) + retaken,
-        "group": noised * iterations if o.asks_group(config.old_is_policy) else 0,
+        "group": noised * iterations if o.needs_group_pass(config.old_is_policy) else 0,
         "update": trained,
-        "reference": (noised * iterations if noised else trained) if o.asks_reference else 0,
+        "reference": (noised * iterations if noised else trained) if o.needs_reference else 0,
     }
     looked_at = min(config.track.trees.prompts if config.track.trees else 0, groups // world_size)
     shown = config.tree_iterations * looked_at * max(one.starts for one in costs) * 2 * guided  # before and after

@@ -37,7 +37,7 @@ def rule_of(config: Config, edges: Edges, skipped: int = 0, learning_rate: float
         "edges": o.trains_steps,
         "samples": o.trains_samples,
         "nodes": o.trains_nodes,
-        "kl": float(o.kl),
+        "kl": float(o.kl_weight),
         "prune": r.prune.width is not None or r.prune.depth is not None,
         **clips,
         "prompts": config.prompts.per_iteration,

@@ -91,7 +91,7 @@ def measure_run(path: str, overrides: Sequence[str], iterations: int) -> dict[st
         config = load_config(path, [*fixed, "run.eval_every=null", *overrides])
         session = open_session(Preview(config), Path(folder))
         trainer, quiet = Trainer(session, Messages()), Console(quiet=True)
-        journal = Journal(Path(folder), config, session.accelerator)
+        journal = Journal(Path(folder), config, session.ranks)
         run = TrainingRun(trainer, journal, Progress(quiet, iterations + 2, quiet=True))
         clock = ProcessClock(session.device)
         trainer.clock = trainer.sampling.clock = trainer.crediting.clock = clock

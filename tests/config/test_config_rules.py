@@ -115,7 +115,8 @@ BAD = [
      "splits=[0, 2]. Remove the splits or choose splits, window or all."),
     ({"rollout": {"tree": {"roots": 5}} | NO_NOISE, "credit": {}},
      "rollout.stochastic.kind must not be none with objective.kind: grpo, which trains stochastic steps."),
-    ({"rollout": {"tree": {"roots": 5}} | NO_NOISE, "objective": NFT | {"edges": {}}, "credit": {}},
+    ({"rollout": {"tree": {"roots": 5}} | NO_NOISE, "objective": NFT | {"old_decay_max": 0.0, "edges": {}},
+      "credit": {}},
      "objective.edges must be null with rollout.stochastic.kind: none: there are no stochastic steps to train."),
     ({"rollout": {"dynamics": None}}, "rollout.dynamics is missing: it says how the stochastic steps draw"),
     ({"rollout": {"tree": {"roots": 5}, "stochastic": {"kind": "none"}}, "objective": NFT, "credit": {}},
@@ -234,7 +235,7 @@ def test_guidance_that_is_an_input_of_the_network_is_that_of_the_rollout(kind):
         data["objective"]["guidance"] = 1.0
         if family in embedded:
             config = make_config(data)
-            assert config.loss_guidance(config.objective.sample_guidance) == config.reference_guidance == 3.5
+            assert config.loss_guidance(config.objective.sample_guidance) == config.kl_guidance == 3.5
 
 
 def test_problems_of_several_sections_come_together():
