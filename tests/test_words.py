@@ -51,6 +51,7 @@ DONE = (
     "export",
     "functional",
     "objectives",
+    "rewards",
     "rollout",
     "studies",
     "training",

@@ -15,7 +15,7 @@ from typing import Any
 from diffrl.config.idle import unused_keys
 from diffrl.config.phases import Cycle, phases
 from diffrl.config.schema import Config
-from diffrl.cost.flops import evaluation_flops
+from diffrl.cost.activations import activations_of
 from diffrl.cost.host_limits import processes_here
 from diffrl.cost.memory import Memory, estimate_memory
 from diffrl.cost.meter import training_cost
@@ -203,7 +203,9 @@ def make_plan(config: Config, world_size: int = 1) -> Plan:
         for scale in (r.guidance_scale, config.kl_guidance, config.loss_guidance(o.sample_guidance))
     )
     largest = max((one.rollout_size for one in costs), key=lambda one: one.stored).times(groups, world_size)
-    memory, notes = estimate_memory(config, largest, groups * first.origins // world_size, world_size)
+    activations = activations_of(config)
+    nodes = groups * first.origins // world_size
+    memory, notes = estimate_memory(config, largest, nodes, world_size, activations)
     free = int(o.knows_on_policy)  # an iteration's first update; see `Config.retakes_densities`
     again = over_the_run(lambda one: sum(even_parts(one.origins, t.updates_per_iteration)[free:]))
     retaken = again if config.retakes_densities else 0
@@ -255,7 +257,7 @@ def make_plan(config: Config, world_size: int = 1) -> Plan:
         exact=r.explore is None or not r.tree.splits,
         checkpointing=t.gradient_checkpointing,
         memory=memory,
-        flops=evaluation_flops(config),
+        flops=None if activations[0] is None else activations[0].flops,
         tree_evaluations=shown,
         velocities={name: groups * count for name, count in per_iteration.items()},
         notes=(*notes, *unused_keys(config), *tree_notes(config, shown)),

@@ -163,10 +163,11 @@ def measure_history(path: str, overrides: Sequence[str], iterations: int) -> dic
 def flops_of(config: Config) -> int | None:
     """Of one network evaluation; None where that is not known, or in a revision that counted none."""
     try:
-        from diffrl.cost.flops import evaluation_flops
+        from diffrl.cost.activations import activations_of
     except ImportError:
         return None
-    return evaluation_flops(config)
+    counted, _ = activations_of(config)
+    return None if counted is None else counted.flops
 
 
 def flops_by_phase(evaluations: Mapping[str, int], each: int | None) -> dict[str, float]:
