@@ -26,6 +26,7 @@ from pathlib import Path
 
 import numpy as np
 import psutil
+from benching import markdown
 from PIL import Image
 
 from diffrl.tracking.index import INDEX, connect
@@ -207,7 +208,7 @@ def main() -> None:
         f"{platform.machine()}, {os.cpu_count()} cores, Python {platform.python_version()}; medians of {given.turns}\n"
     )
     columns = ["start", "CPU", "byte, cold", "byte, again", "picture, cold", "picture, again", "size", "memory"]
-    print("| page | " + " | ".join(columns) + " |\n|---|" + "---:|" * len(columns))
+    rows = []
     with sync_playwright() as playwright:
         browser = playwright.chromium.launch(executable_path=chromium, args=FLAGS)
         for name, path in PAGES.items():
@@ -217,8 +218,10 @@ def main() -> None:
             medians = {key: statistics.median(turn[key] for turn in turns) for key in turns[0]}
             digits = {"size": "{:.0f} kB", "memory": "{:.0f} MiB"}
             cells = [digits.get(key, "{:.2f} s").format(medians[key]) if key in medians else "" for key in columns]
-            print(f"| {name} | " + " | ".join(cells) + " |", flush=True)
+            rows.append([name, *cells])
+            print(name, *cells, file=sys.stderr, flush=True)
         browser.close()
+    print(markdown(["page", *columns], rows))
 
 
 if __name__ == "__main__":

@@ -22,11 +22,11 @@ import subprocess
 import sys
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
-from rich.console import Console
-from rich.table import Table
+from benching import markdown, ratio, take_turns, write_json
 
 ROOT = Path(__file__).parents[1]
 CONFIGS = ("configs/quickstart.yaml", "configs/tiny-sd3/flow_grpo.yaml")
@@ -70,15 +70,17 @@ def main() -> None:
     try:
         with revision(arguments.against) as other:
             trees = {HERE: ROOT} | ({THERE: other} if other else {})
-            turns = take_turns(trees, arguments)
+            turns = measure_trees(trees, arguments)
     except subprocess.CalledProcessError as error:
         parser.error(error.stderr.strip().split("\n")[-1])
     except ValueError as error:
         parser.error(str(error))
     table = summarise(turns)
-    show(table, arguments)
-    if arguments.out:
-        arguments.out.write_text(json.dumps({"turns": turns, "table": table}, indent=2))
+    print(f"{arguments.turns} turns of {arguments.iterations} iterations, {arguments.threads} thread(s)\n")
+    columns = ("run", "what", "number", *trees, *(["ratio"] if arguments.against else []))
+    cells = [[row.get(column, "") for column in columns] for row in table]
+    print(markdown(columns, [[f"{c:,.4g}" if isinstance(c, float) else c for c in row] for row in cells]))
+    write_json(arguments.out, turns=turns, table=table)
 
 
 def measure(arguments: argparse.Namespace) -> Rows:
@@ -138,23 +140,25 @@ def git(*arguments: str) -> None:
     subprocess.run(["git", *arguments], cwd=ROOT, check=True, capture_output=True, text=True)
 
 
-def take_turns(trees: Mapping[str, Path], arguments: argparse.Namespace) -> dict[str, list[Rows]]:
-    """The numbers of every turn of every tree; the trees alternate, so what else the machine does hits all of them."""
+def measure_trees(trees: Mapping[str, Path], arguments: argparse.Namespace) -> dict[str, list[Rows]]:
+    """Return the numbers of every turn of every tree."""
     # -P: nothing is imported from the folder that this runs in, or start-up of the other tree would be of this one
     passed = [sys.executable, "-P", __file__, "--turn", "--iterations", str(arguments.iterations)]
     passed += ["--threads", str(arguments.threads), "--family", arguments.family]
-    found: dict[str, list[Rows]] = {name: [] for name in trees}
-    for turn in range(arguments.turns):
-        for name, tree in trees.items() if turn % 2 == 0 else reversed(trees.items()):
-            print(f"turn {turn + 1} of {arguments.turns}: {name}", file=sys.stderr)
-            path = os.pathsep.join((str(tree), str(ROOT / "scripts")))  # the measuring is this tree's for both
-            environment = os.environ | {"PYTHONPATH": path, "OMP_NUM_THREADS": str(arguments.threads)}
-            configs = [str(tree / path) for path in arguments.configs]  # each revision has its own of that name
-            command = [*passed, "--configs", *configs, "--set", *arguments.set]
-            command += ["--count"] if turn == 0 and arguments.family != "none" else []
-            done = subprocess.run(command, cwd=ROOT, env=environment, check=True, capture_output=True, text=True)
-            found[name].append(json.loads(done.stdout.splitlines()[-1]))
-    return found
+    counted = set() if arguments.family != "none" else set(trees)
+
+    def turn(name: str) -> Rows:
+        tree = trees[name]
+        print(f"a turn of {name}", file=sys.stderr)
+        path = os.pathsep.join((str(tree), str(ROOT / "scripts")))  # the measuring is this tree's for both
+        environment = os.environ | {"PYTHONPATH": path, "OMP_NUM_THREADS": str(arguments.threads)}
+        configs = [str(tree / path) for path in arguments.configs]  # each revision has its own of that name
+        command = [*passed, "--configs", *configs, "--set", *arguments.set, *(() if name in counted else ("--count",))]
+        counted.add(name)
+        done = subprocess.run(command, cwd=ROOT, env=environment, check=True, capture_output=True, text=True)
+        return json.loads(done.stdout.splitlines()[-1])
+
+    return take_turns({name: partial(turn, name) for name in trees}, arguments.turns, warm_up=False)
 
 
 def summarise(turns: Mapping[str, Sequence[Rows]]) -> list[dict]:
@@ -166,8 +170,7 @@ def summarise(turns: Mapping[str, Sequence[Rows]]) -> list[dict]:
                 values = {tree: values_of(own, run, what, name) for tree, own in turns.items()}
                 row = {"run": run, "what": what, "number": name, **{t: statistics.median(v) for t, v in values.items()}}
                 if THERE in values and name != "share" and all(values[HERE]):
-                    pairs = zip(values[HERE], values[THERE], strict=True)
-                    row["ratio"] = statistics.median(other / this for this, other in pairs)
+                    row["ratio"] = ratio(values[THERE], values[HERE])
                 rows.append(row)
     return rows
 
@@ -175,19 +178,6 @@ def summarise(turns: Mapping[str, Sequence[Rows]]) -> list[dict]:
 def values_of(turns: Sequence[Rows], run: str, what: str, name: str) -> list[float]:
     """A number of every turn that has it; 0 where a tree has no such phase or wait."""
     return [turn[run].get(what, {}).get(name, 0) for turn in turns if run in turn]
-
-
-def show(rows: Sequence[Mapping], arguments: argparse.Namespace) -> None:
-    """The rows as a table."""
-    title = f"{arguments.turns} turns of {arguments.iterations} iterations, {arguments.threads} thread(s)"
-    table = Table(title=title, title_justify="left")
-    columns = ("run", "what", "number", HERE, *([THERE, "ratio"] if arguments.against else []))
-    for column in columns:
-        table.add_column(column, justify="left" if column in columns[:3] else "right")
-    for row in rows:
-        cells = [row.get(column, "") for column in columns]
-        table.add_row(*(f"{cell:,.4g}" if isinstance(cell, float) else str(cell) for cell in cells))
-    Console(width=120).print(table)
 
 
 if __name__ == "__main__":

@@ -3,7 +3,7 @@
     python scripts/bench_scoring.py
 
 The reward is one that waits: it answers a batch after a fixed time, as a server does, without computing here. Times are
-medians over repetitions within one process, and ratios to the first row; a machine's speed cancels out.
+medians of the turns, and so are ratios to the first row; a machine's speed cancels out.
 """
 
 from __future__ import annotations
@@ -11,9 +11,11 @@ from __future__ import annotations
 import argparse
 import statistics
 import time
+from functools import partial
 from pathlib import Path
 
 import torch
+from benching import markdown, ratio, take_turns
 
 from diffrl.data.prompts import load_prompts
 from diffrl.data.sampler import prompt_batch
@@ -85,15 +87,13 @@ def main() -> None:
         "and 2 prompts drawn at once": (lane, 2),
         "and 1 prompt drawn at once": (lane, 1),
     }
-    found: dict[str, list[float]] = {name: [] for name in ways}
-    for _ in range(arguments.repeat):
-        for name, (own_lane, at_once) in ways.items():
-            found[name].append(draw(seconds, own_lane, at_once))
-    first = statistics.median(found["one after the other"])
+    times = take_turns({name: partial(draw, seconds, *way) for name, way in ways.items()}, arguments.repeat)
+    rows = [
+        (name, f"{statistics.median(values):.2f}", f"{ratio(values, times['one after the other']):.2f}")
+        for name, values in times.items()
+    ]
     print(f"{len(forest)} samples of {arguments.prompts} prompts, {torch.get_num_threads()} threads.\n")
-    print("| scored | seconds | of the first |\n|---|---|---|")
-    for name, values in found.items():
-        print(f"| {name} | {statistics.median(values):.2f} | {statistics.median(values) / first:.2f} |")
+    print(markdown(["scored", "seconds", "of the first"], rows))
 
 
 if __name__ == "__main__":

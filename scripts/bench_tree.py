@@ -3,20 +3,19 @@
     python scripts/bench_tree.py [--model assets/tiny-sd3] [--prompts 8] [--repeats 7] [--out tree.json]
 
 Draws 16 samples a prompt as chains and as trees of 16 leaves, every step but the last stochastic in both, densities
-included, decoding left out. The variants take turns, so that whatever else the machine does hits all of them; the times
-are medians of the turns. The last column is (1 - time / chains' time) / (1 - evaluations / chains' evaluations).
+included, decoding left out. Times are medians of the turns, and the time that is saved is the median of what each turn
+saves. The last column is (1 - time / chains' time) / (1 - evaluations / chains' evaluations).
 """
 
 import argparse
-import json
 import platform
 import statistics
 import time
+from functools import partial
 from pathlib import Path
 
 import torch
-from rich.console import Console
-from rich.table import Table
+from benching import markdown, ratio, take_turns, write_json
 
 from diffrl.functional.tree_counts import forwards_per_tree
 from diffrl.models.encodings import PromptEncodings
@@ -64,61 +63,30 @@ def main() -> None:
 
     rows = []
     for steps, trees in SPLITS.items():
-        variants: list[tuple[int, ...]] = [(), *trees]
-        for splits in variants:  # a first turn for warm-up
-            draw(steps, splits)
-        times: dict[tuple[int, ...], list[float]] = {splits: [] for splits in variants}
-        for _ in range(arguments.repeats):
-            for splits in variants:
-                times[splits].append(draw(steps, splits))
-        seconds = {splits: statistics.median(values) for splits, values in times.items()}
-        chains = LEAVES * steps
-        for splits in variants:
-            trunk = LEAVES // 2 ** len(splits)
-            count = trunk * forwards_per_tree(range(steps), {step: 2 for step in splits})
-            saved, on_clock = 1 - count / chains, 1 - seconds[splits] / seconds[()]
+        variants = {", ".join(map(str, splits)) or "chains": splits for splits in ((), *trees)}
+        times = take_turns({n: partial(draw, steps, splits) for n, splits in variants.items()}, arguments.repeats)
+        for name, splits in variants.items():
+            count = LEAVES // 2 ** len(splits) * forwards_per_tree(range(steps), {step: 2 for step in splits})
+            saved, on_clock = 1 - count / (LEAVES * steps), 1 - ratio(times[name], times["chains"])
             rows.append(
                 {
                     "steps": steps,
-                    "splits": list(splits),
-                    "evaluations": count,
-                    "seconds": seconds[splits],
-                    "evaluations_saved": saved,
-                    "seconds_saved": on_clock,
-                    "kept": on_clock / saved if saved else None,
+                    "splits": name,
+                    "evaluations a prompt": count,
+                    "seconds": statistics.median(times[name]),
+                    "evaluations saved": saved,
+                    "time saved": on_clock,
+                    "share kept": on_clock / saved if saved else None,
                 }
             )
-    show(rows)
-    if arguments.out:
-        machine = {"device": str(device), "processor": platform.processor(), "threads": torch.get_num_threads()}
-        arguments.out.write_text(json.dumps({"machine": machine, "torch": torch.__version__, "rows": rows}, indent=2))
+    print(f"{LEAVES} samples a prompt: trees against chains\n")
+    print(markdown(list(rows[0]), [[_cell(value) for value in row.values()] for row in rows]))
+    machine = {"device": str(device), "processor": platform.processor(), "threads": torch.get_num_threads()}
+    write_json(arguments.out, machine=machine, torch=torch.__version__, rows=rows)
 
 
-def show(rows: list[dict]) -> None:
-    """The rows as a table."""
-    table = Table(title="16 samples a prompt: trees against chains", title_justify="left")
-    for column in (
-        "steps",
-        "splits",
-        "evaluations a prompt",
-        "seconds",
-        "evaluations saved",
-        "time saved",
-        "share kept",
-    ):
-        table.add_column(column, justify="right")
-    for row in rows:
-        kept = "" if row["kept"] is None else f"{row['kept']:.0%}"
-        table.add_row(
-            str(row["steps"]),
-            ", ".join(map(str, row["splits"])) or "chains",
-            str(row["evaluations"]),
-            f"{row['seconds']:.2f}",
-            f"{row['evaluations_saved']:.0%}",
-            f"{row['seconds_saved']:.0%}",
-            kept,
-        )
-    Console().print(table)
+def _cell(value: object) -> str:
+    return f"{value:.2f}" if isinstance(value, float) else "" if value is None else str(value)
 
 
 def synchronise(device: torch.device) -> None:

@@ -4,29 +4,17 @@ import sys
 import time
 from pathlib import Path
 
+import bench_iteration as bench
 import pytest
 import torch
+from benching import take_turns
+from measuring import iteration
 
 ROOT = Path(__file__).parents[1]
 QUICKSTART = ROOT / "configs/quickstart.yaml"
 
 
-@pytest.fixture
-def bench(monkeypatch):
-    monkeypatch.syspath_prepend(str(ROOT / "scripts"))
-    import bench_iteration
-
-    return bench_iteration
-
-
-@pytest.fixture
-def iteration(bench):
-    from measuring import iteration
-
-    return iteration
-
-
-def test_waiting_is_wall_time_and_counts_for_the_innermost_phase(iteration):
+def test_waiting_is_wall_time_and_counts_for_the_innermost_phase():
     clock = iteration.ProcessClock(torch.device("cpu"))
     with clock("outer"):
         with clock("inner"):
@@ -38,7 +26,7 @@ def test_waiting_is_wall_time_and_counts_for_the_innermost_phase(iteration):
     assert clock.cpu_seconds["outer"] >= 0.1 > clock.cpu_seconds["inner"]
 
 
-def test_ratios_are_medians_of_the_turns_and_not_ratios_of_medians(bench):
+def test_ratios_are_medians_of_the_turns_and_not_ratios_of_medians():
     def turn(cpu, share=0.5):
         return {"run": {"update": {"cpu": cpu, "share": share}}}
 
@@ -48,7 +36,14 @@ def test_ratios_are_medians_of_the_turns_and_not_ratios_of_medians(bench):
     assert share["this"] == 0.5 and "ratio" not in share
 
 
-def test_a_revision_that_is_not_there_ends_in_a_sentence(bench, monkeypatch, capsys):
+def test_turns_alternate_after_a_warm_up_that_does_not_count():
+    order = []
+    variants = {name: lambda name=name: order.append(name) or len(order) for name in "abc"}
+    assert take_turns(variants, 2) == {"a": [4, 9], "b": [5, 8], "c": [6, 7]}
+    assert "".join(order) == "abcabccba"
+
+
+def test_a_revision_that_is_not_there_ends_in_a_sentence(monkeypatch, capsys):
     monkeypatch.setattr(sys, "argv", ["bench_iteration.py", "--against", "no-such-revision"])
     with pytest.raises(SystemExit) as ended:
         bench.main()
@@ -57,7 +52,7 @@ def test_a_revision_that_is_not_there_ends_in_a_sentence(bench, monkeypatch, cap
 
 
 @pytest.mark.parametrize(("late", "code"), [(0.012, 0), (0.0121, 1)])
-def test_bookkeeping_that_grows_with_the_history_is_an_exit_code(bench, iteration, monkeypatch, late, code):
+def test_bookkeeping_that_grows_with_the_history_is_an_exit_code(monkeypatch, late, code):
     rows = [{"iteration": n, "seconds/other": 0.01 if n < 40 else late} for n in range(60)]
     monkeypatch.setattr(iteration, "train", lambda config, console: Path())
     monkeypatch.setattr(iteration, "read_metrics", lambda path: rows)
@@ -68,7 +63,7 @@ def test_bookkeeping_that_grows_with_the_history_is_an_exit_code(bench, iteratio
 
 
 @pytest.mark.long
-def test_phases_add_up_and_bytes_are_those_of_the_tensors(iteration):
+def test_phases_add_up_and_bytes_are_those_of_the_tensors():
     small = ["prompts.per_iteration=2", "eval.samples=2", "run.eval_every=null"]
     rows = iteration.measure_run(str(QUICKSTART), small, 1)
     stored, whole = rows.pop("stored"), rows.pop("iteration")

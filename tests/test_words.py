@@ -43,7 +43,19 @@ LOCALS = ("found", "given", "own", "place")
 PUBLIC = {("diffrl/rollout/noise.py", "own")}
 """Names that other people's code relies on."""
 
-DONE = ("checkpoint", "data", "doctor", "export", "functional", "rollout", "studies")
+DONE = (
+    "checkpoint",
+    "data",
+    "distributed",
+    "doctor",
+    "export",
+    "functional",
+    "objectives",
+    "rewards",
+    "rollout",
+    "studies",
+    "training",
+)
 """Rooms that keep to it."""
 
 

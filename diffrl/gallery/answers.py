@@ -22,10 +22,10 @@ def answered(site: Site, name: str, query: Query) -> Answer:
     try:
         return site.answer(name, query)
     except Exception as error:  # whatever a page meets, the visitor gets a sentence
-        return told(site, error)
+        return error_page(site, error)
 
 
-def told(site: Site, error: Exception) -> Answer:
+def error_page(site: Site, error: Exception) -> Answer:
     """A page about an error: its own sentence if it has one, else a request to report it; the log has it once."""
     if isinstance(error, GalleryError):
         return site.message(error)

@@ -19,7 +19,7 @@ from fastapi.staticfiles import StaticFiles
 from starlette.concurrency import run_in_threadpool
 from starlette.requests import ClientDisconnect
 
-from diffrl.gallery.answers import answered, as_bytes, told
+from diffrl.gallery.answers import answered, as_bytes, error_page
 from diffrl.gallery.errors import GalleryError
 from diffrl.gallery.paths import is_video
 from diffrl.gallery.query import Query
@@ -59,7 +59,7 @@ def make_app(site: Site, host: str = "127.0.0.1") -> FastAPI:
         except ClientDisconnect:
             response = Response(status_code=499)  # nobody reads it
         except Exception as error:  # of a route or a page, it is told and noted, and the server goes on
-            response = respond(told(site, error))
+            response = respond(error_page(site, error))
         response.headers["Content-Security-Policy"] = POLICY
         response.headers["X-Content-Type-Options"] = "nosniff"
         response.headers["Referrer-Policy"] = "no-referrer"
@@ -81,7 +81,7 @@ def make_app(site: Site, host: str = "127.0.0.1") -> FastAPI:
 
     @app.get("/media/{key}/{file:path}")
     def media(request: Request, key: str, file: str, size: int | None = None, still: bool = False) -> Response:
-        return picture(site, key, file, size, still, request.headers.get("if-none-match", ""))
+        return send_image(site, key, file, size, still, request.headers.get("if-none-match", ""))
 
     from diffrl.gallery.pages import export, vote
 
@@ -104,7 +104,7 @@ def respond(answer: Answer) -> Response:
     return Response(as_bytes(answer), answer.status, headers, media_type=answer.type)
 
 
-def picture(site: Site, key: str, file: str, size: int | None, still: bool, held: str = "") -> Response:
+def send_image(site: Site, key: str, file: str, size: int | None, still: bool, held: str = "") -> Response:
     """An image, small or whole; what is missing is answered by an image that says so.
 
     Args:
@@ -188,8 +188,8 @@ def answers_to(header: str, host: str) -> bool:
         ipaddress.ip_address(name)
         return True  # rebinding needs a name; nobody can point an address elsewhere
     except ValueError:
-        own = socket.gethostname().lower()
-        return name in (host.lower(), own, f"{own}.local")
+        machine = socket.gethostname().lower()
+        return name in (host.lower(), machine, f"{machine}.local")
 
 
 def is_full_name(header: str) -> bool:
@@ -199,8 +199,8 @@ def is_full_name(header: str) -> bool:
 
 def name_in(header: str) -> str:
     """The name or address in a Host header, without port and brackets; "" if there is none."""
-    found = re.fullmatch(r"(\[[0-9A-Fa-f:.]+\]|[^:\[\]]+)(:\d{1,5})?", header)
-    return found[1].strip("[]").lower().rstrip(".") if found else ""
+    match = re.fullmatch(r"(\[[0-9A-Fa-f:.]+\]|[^:\[\]]+)(:\d{1,5})?", header)
+    return match[1].strip("[]").lower().rstrip(".") if match else ""
 
 
 @lru_cache(maxsize=1)

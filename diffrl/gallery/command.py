@@ -6,30 +6,27 @@ import errno
 import socket
 import sys
 import threading
-import time
 import webbrowser
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import TextIO
+from typing import Any
+
+from rich.console import Console
 
 from diffrl import __version__
 from diffrl.errors import ConfigError
 from diffrl.gallery.app import LOOPBACK, serve
 from diffrl.gallery.errors import GalleryError
 from diffrl.gallery.links import ServerLinks
+from diffrl.gallery.records import Source
 from diffrl.gallery.request import GalleryRequest
 from diffrl.gallery.scoring import score_folders
 from diffrl.gallery.site import Site
 from diffrl.gallery.sources import Watched, find_sources, left_out
 from diffrl.gallery.votes import read_votes
 
-EVERY = 2.0
-"""Seconds between two words on how far an export is."""
 HOSTS = "--host takes a name or an address of this machine."
 ELSEWHERE = "Leave it out to listen to this machine alone, or take 0.0.0.0 for all its addresses."
-CLEAR = "\x1b[K"
-"""What a terminal takes as: nothing more on this line."""
 
 
 def show_gallery(request: GalleryRequest, say: Callable[[str], None]) -> None:
@@ -52,11 +49,7 @@ def show_gallery(request: GalleryRequest, say: Callable[[str], None]) -> None:
     score_folders(sources, request.reward or (), say)
     options = {"votes": request.votes}
     if request.export is not None:
-        from diffrl.gallery.export import export_site
-
-        with told_far(sys.stderr) as far:
-            lines = export_site(sources, request.export, options, far)
-        for line in lines:
+        for line in _export(sources, request.export, options, Console(stderr=True)):
             say(line)
         return
     host, port = request.host, free_port(request.host, request.port)
@@ -75,26 +68,17 @@ def show_gallery(request: GalleryRequest, say: Callable[[str], None]) -> None:
     serve(site, host, port, ready)
 
 
-@contextmanager
-def told_far(out: TextIO) -> Iterator[Callable[[int, int], None]]:
-    """Says on a terminal how far an export is, in one line that is written anew every `EVERY` seconds and goes at last.
+def _export(sources: Sequence[Source], folder: Path, options: Mapping[str, Any], console: Console) -> list[str]:
+    """Write a site; a terminal shows how far it is in one line that goes at last."""
+    from diffrl.gallery.export import export_site
 
-    Args:
-        out: where to; nothing is said to a file or a pipe.
-    """
-    last = time.monotonic()
-
-    def far(done: int, left: int) -> None:
-        nonlocal last
-        if out.isatty() and time.monotonic() - last >= EVERY:
-            last = time.monotonic()
-            print(f"\r{done:,} pages written, {left:,} more are known…{CLEAR}", end="", file=out, flush=True)
-
-    try:
-        yield far
-    finally:
-        if out.isatty():
-            print(f"\r{CLEAR}", end="", file=out, flush=True)
+    with console.status("Exporting") as status:
+        return export_site(
+            sources,
+            folder,
+            options,
+            lambda done, left: status.update(f"{done:,} pages written, {left:,} more are known…"),
+        )
 
 
 def require_votes(path: Path) -> None:

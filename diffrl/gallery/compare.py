@@ -219,7 +219,7 @@ def pictured(
     return [row for row in rows if all(row.ids[column] in ids for column, ids in kept.items())]
 
 
-def standing(rows: Sequence[Row], columns: Sequence[Sequence[Brief]]) -> list[Row]:
+def representative_rows(rows: Sequence[Row], columns: Sequence[Sequence[Brief]]) -> list[Row]:
     """Return the rows of which no picture was kept for how much its score changed: these stand for all.
 
     Args:
@@ -237,7 +237,7 @@ def _pictures_first(rows: Sequence[Row], columns: Sequence[Sequence[Brief]]) -> 
     return [row._replace(order=order) for order, row in enumerate(ordered)]
 
 
-def alike(rows: Sequence[Row], order: int | None) -> list[Row]:
+def filter_by_scores(rows: Sequence[Row], order: int | None) -> list[Row]:
     """Rows with the same two scores as one of them; all for None, none where there is no such row.
 
     Args:
@@ -255,13 +255,13 @@ def scores(row: Row) -> tuple[float | None, float | None]:
     return row.values[row.pair[1]], row.value
 
 
-def containing(rows: Sequence[Row], text: str) -> list[Row]:
+def filter_by_prompt(rows: Sequence[Row], text: str) -> list[Row]:
     """Rows whose prompt contains every word of a text, or part of a word, whatever their order and case."""
     wanted = text.casefold().split()
     return [row for row in rows if all(word in row.prompt.casefold() for word in wanted)] if wanted else list(rows)
 
 
-def within(rows: Iterable[Row], low: float | None, high: float | None, change: bool = False) -> list[Row]:
+def filter_by_range(rows: Iterable[Row], low: float | None, high: float | None, change: bool = False) -> list[Row]:
     """Rows whose last value, or whose change, lies in a closed range; those without one are in no range."""
     if low is None and high is None:
         return list(rows)
@@ -305,7 +305,7 @@ def judgement(change: float, lower: bool = False) -> int:
     return (gain > SAME) - (gain < -SAME)
 
 
-def only(rows: Sequence[Row], shown: str, lower: bool = False) -> list[Row]:
+def filter_by_judgement(rows: Sequence[Row], shown: str, lower: bool = False) -> list[Row]:
     """Rows of one of `SHOWN`; all for ""."""
     if not shown:
         return list(rows)

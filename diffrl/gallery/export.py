@@ -23,7 +23,7 @@ from diffrl.gallery.query import Query
 from diffrl.gallery.records import Source
 from diffrl.gallery.runs import RunSource
 from diffrl.gallery.site import Site
-from diffrl.gallery.static_links import Places, StaticLinks
+from diffrl.gallery.static_links import Names, StaticLinks
 from diffrl.gallery.thumbnails import MISSING, shrink
 from diffrl.gallery.votes import read_votes
 from diffrl.trees.read import list_trees
@@ -89,9 +89,9 @@ def export_site(
         if (kept := len(list_trees(run.path))) > trees
     ]
     lines += _absences(site)
-    told = [file for file in failed if file.endswith(".html")]
+    explained = [file for file in failed if file.endswith(".html")]
     absent = [file for file in failed if not file.endswith(".html")]
-    lines += [f"{_counted(len(told), 'page')} could only say why: {_some(told)}."] if told else []
+    lines += [f"{_counted(len(explained), 'page')} could only say why: {_some(explained)}."] if explained else []
     lines += [f"{_counted(len(absent), 'file')} could not be made: {_some(absent)}."] if absent else []
     lines.append(f"Open {destination / 'index.html'} in a browser, here or anywhere: it needs no server.")
     return lines
@@ -131,7 +131,7 @@ def _require_free(destination: Path, sources: Sequence[Source]) -> None:
             f"An export never overwrites anything. {destination} already exists and is not empty. Choose "
             "another folder."
         )
-    for source, path in _places(sources):
+    for source, path in _directories(sources):
         if destination.resolve().is_relative_to(path):
             raise ConfigError(
                 f"An export is never written into what it shows. {destination} is in {source.title}. Choose a folder "
@@ -182,40 +182,31 @@ class Shelf:
     def __init__(self, sources: Sequence[Source], site: Path):
         self.site, self.written, self.missing = site, 0, 0
         self._sources = {source.key: source for source in sources}
-        self._places = Places()
-        self._whole: dict[tuple[str, str], str] = {}
+        self._names = Names()
 
     def keep(self, source: str, file: str, size: int | None, still: bool) -> str:
         """See `static_links.Keep`. An image that is small enough is its own thumbnail."""
         try:
             path = Path(self._sources[source].media(file))
             small = shrink(path, size, still) if size is not None or still else None
+            name, suffix = str(PurePosixPath(file).with_suffix("")), PurePosixPath(file).suffix.lower()
             if small is None:
-                return self._copy(source, file, path)
-            address = self._places.of(source, file + ("/still" if still else ""), size, ".webp")
-            self._write(address, small)
-            return address
+                return self._put(f"{source}/{name}", suffix, (source, file), path.read_bytes())
+            name += ("/still" if still else "") + (f"-{size}" if size else "")
+            return self._put(f"{source}/{name}", ".webp", (source, file, size, still), small)
         except (GalleryError, OSError, KeyError):
-            return self._sign()
+            self.missing += 1
+            return self._write("missing.svg", MISSING.encode())
 
-    def _copy(self, source: str, file: str, path: Path) -> str:
-        if (source, file) not in self._whole:
-            suffix = PurePosixPath(file).suffix.lower()
-            address = self._places.of(source, file, None, suffix)
-            self._write(address, path.read_bytes())
-            self._whole[source, file] = address
-        return self._whole[source, file]
+    def _put(self, words: str, suffix: str, meant: object, data: bytes) -> str:
+        name, new = self._names.of(words, suffix, meant)
+        self.written += new
+        return self._write(name, data) if new else f"media/{name}"
 
-    def _write(self, address: str, data: bytes) -> None:
-        (self.site / address).parent.mkdir(parents=True, exist_ok=True)
-        (self.site / address).write_bytes(data)
-        self.written += 1
-
-    def _sign(self) -> str:
-        self.missing += 1
+    def _write(self, name: str, data: bytes) -> str:
         (self.site / "media").mkdir(exist_ok=True)
-        (self.site / "media" / "missing.svg").write_text(MISSING, encoding="utf-8")
-        return "media/missing.svg"
+        (self.site / "media" / name).write_bytes(data)
+        return f"media/{name}"
 
 
 class Hidden:
@@ -226,20 +217,18 @@ class Hidden:
 
     def __init__(self, sources: Sequence[Source]):
         names: dict[str, str] = {}
-        for _, path in _places(sources):
+        for _, path in _directories(sources):
             names |= {str(path.parent): "…"} if len(path.parent.parts) > 2 else {}
         for source in sources:
-            place = setting(source, "dir") if isinstance(source, RunSource) else None
-            if isinstance(place, str) and place.startswith("/") and len(Path(place).parts) > 1:
-                names.setdefault(str(Path(place)), "…")
-        for source, path in _places(sources):
-            names |= {str(path): source.key}
+            written = setting(source, "dir") if isinstance(source, RunSource) else None
+            if isinstance(written, str) and written.startswith("/") and len(Path(written).parts) > 1:
+                names.setdefault(str(Path(written)), "…")
+        names |= {str(path): source.key for source, path in _directories(sources)}
         if len(Path.home().parts) > 1:
             names.setdefault(str(Path.home()), "~")
-        forms = {form: name for place, name in names.items() for form in _forms(place)}
-        self._names = forms
-        longest = sorted(forms, key=len, reverse=True)
-        self._any = re.compile(rf"(?<![\w.~/-])(?:{'|'.join(map(re.escape, longest))})(?![\w-])") if forms else None
+        self._names = {form: name for path, name in names.items() for form in _forms(path)}
+        longest = sorted(self._names, key=len, reverse=True)
+        self._any = re.compile(rf"(?<![\w.~/-])(?:{'|'.join(map(re.escape, longest))})(?![\w-])") if longest else None
 
     def places(self, text: str) -> str:
         """The text without them."""
@@ -251,13 +240,10 @@ def _forms(path: str) -> set[str]:
     return {path, str(escape(path)), str(htmlsafe_json_dumps(path))[1:-1]}
 
 
-def _places(sources: Sequence[Source]) -> list[tuple[Source, Path]]:
-    """Sources with their directories, both as they were given and with links followed."""
-    found = []
-    for source in sources:
-        path = Path(getattr(source, "path", "."))
-        found += [(source, way) for way in {path.absolute(): 0, path.resolve(): 0}]
-    return found
+def _directories(sources: Sequence[Source]) -> list[tuple[Source, Path]]:
+    """Return sources with their directories, both as they were named and with links followed."""
+    ways = [(source, (source.path.absolute(), source.path.resolve())) for source in sources]
+    return [(source, path) for source, paths in ways for path in dict.fromkeys(paths)]
 
 
 def _some(files: Sequence[str]) -> str:

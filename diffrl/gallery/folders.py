@@ -177,8 +177,17 @@ class FolderSource:
     def _sample(self, number: int, entry: Entry, state: State) -> Sample:
         rewards, error, notes = self.scores.of(entry.mark) if self.scores is not None else ({}, None, {})
         metadata = dict(entry.item.metadata)
-        told = {"rewards": rewards, "error": error, "notes": notes, "source": self._source_of(metadata)}
-        return Sample(number, entry.key, state, file=entry.file, metadata=metadata, **told)
+        return Sample(
+            id=number,
+            key=entry.key,
+            state=state,
+            rewards=rewards,
+            error=error,
+            notes=notes,
+            file=entry.file,
+            metadata=metadata,
+            source=self._source_of(metadata),
+        )
 
     def _source_of(self, metadata: Mapping[str, Any]) -> str | None:
         """The copy that was kept of the image that a sample is an edit of."""
@@ -196,10 +205,10 @@ def look(root: Path) -> Look:
         below = waiting.pop()
         try:
             with os.scandir(os.path.join(root, below)) as entries:
-                found = [entry for entry in entries if not entry.name.startswith(".")]
+                visible = [entry for entry in entries if not entry.name.startswith(".")]
         except OSError:  # removed meanwhile, or not ours to read
             continue
-        for entry in found:
+        for entry in visible:
             file = below + entry.name
             link = entry.is_symlink()
             if entry.is_dir(follow_symlinks=False):
@@ -225,8 +234,8 @@ def read_folder(root: Path, seen: Look) -> Contents:
         return Contents(seen.version, notes=[f"There is no image in {root}."])
     if seen.captions_outside:
         first = seen.captions_outside[0]
-        said = f"Captions must lie in the folder that is shown. {root / first} is a link to elsewhere. Remove it."
-        return Contents(seen.version, error=said)
+        rule = "Captions must lie in the folder that is shown."
+        return Contents(seen.version, error=f"{rule} {root / first} is a link to elsewhere. Remove it.")
     from reward_models.common.errors import RewardError
     from reward_models.scoring.sources import Selection, collect
 
@@ -236,7 +245,7 @@ def read_folder(root: Path, seen: Look) -> Contents:
         return Contents(seen.version, error=str(error))
     except (OSError, ValueError, RecursionError) as error:
         return Contents(seen.version, error=f"The folder {root} cannot be read: {error}.")
-    entries, unknown, elsewhere = [], 0, 0
+    entries, unknown, links_out = [], 0, 0
     real, folder = os.path.realpath(root), str(root)
     for item in items:
         path = str(item.path)
@@ -244,12 +253,12 @@ def read_folder(root: Path, seen: Look) -> Contents:
         if not file.lower().endswith(MEDIA):
             unknown += 1
         elif file in seen.outside or (file not in seen.files and not _lies_in(real, path)):
-            elsewhere += 1
+            links_out += 1
         else:
             key = (item.prompt or "", 0, 0, 0, os.path.splitext(file)[0])
             entries.append(Entry(item, file, key, (file, *seen.files.get(file, (0, 0)), item.prompt)))
     notes = [f"{unknown} left out of {root.name}: browsers do not show their format."] if unknown else []
-    notes += [f"{elsewhere} left out of {root.name}: links out of the folder, or to nothing."] if elsewhere else []
+    notes += [f"{links_out} left out of {root.name}: links out of the folder, or to nothing."] if links_out else []
     problems = [entry.item.problem for entry in entries if entry.item.problem is not None]
     notes += [f"{len(problems)} without a prompt. {problems[0]}"] if problems else []
     return Contents(seen.version, entries, notes)

@@ -39,11 +39,11 @@ class Links(Protocol):
 
 def pairs(parameters: dict[str, Value]) -> list[tuple[str, str]]:
     """Parameters as (name, value), without those that are None or empty; sequences give one pair a value."""
-    found = []
+    every = []
     for name, value in parameters.items():
         values = [value] if value is None or isinstance(value, (str, int, float)) else value
-        found += [(name, str(one)) for one in values if one not in (None, "")]
-    return found
+        every += [(name, str(one)) for one in values if one not in (None, "")]
+    return every
 
 
 class ServerLinks:

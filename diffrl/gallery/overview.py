@@ -6,15 +6,15 @@ from collections.abc import Hashable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 from diffrl.gallery.columns import Column, default_reward, first_and_last, lower_rewards, reward_names
-from diffrl.gallery.compare import Row, likeness, match, only, pictured, standing
+from diffrl.gallery.compare import Row, filter_by_judgement, likeness, match, pictured, representative_rows
 from diffrl.gallery.errors import GalleryError
 from diffrl.gallery.numbers import sign, three
 from diffrl.gallery.progress import Change, Progress, setting
-from diffrl.gallery.records import Brief, Source, told
+from diffrl.gallery.records import Brief, Source, describe_reward
 from diffrl.gallery.rows import View, views
 from diffrl.gallery.runs import RunSource
+from diffrl.gallery.score_table import paired_change
 from diffrl.gallery.series import input_changes
-from diffrl.gallery.standings import paired_change
 from diffrl.statistics import Estimate
 from diffrl.tracking.endings import other_inputs
 from diffrl.tracking.index import PICTURES
@@ -76,7 +76,7 @@ def before_and_after(source: Source, count: int, worst: int = 0) -> Pairs:
         lower = lower_rewards(columns, names)
         shown = views(columns, (spread_out or kept or matched.rows)[:count], names, lower)
         seen = {row.order for row in kept}
-        lost = only(matched.rows, "worse", reward in lower)
+        lost = filter_by_judgement(matched.rows, "worse", reward in lower)
         lost.sort(key=lambda row: (-abs(row.change or 0), row.order not in seen, row.order))
         each: dict[Hashable, Row] = {}
         for row in lost:
@@ -92,7 +92,7 @@ def before_and_after(source: Source, count: int, worst: int = 0) -> Pairs:
 def _whatever_it_scored(kept: Sequence[Row], briefs: Sequence[Sequence[Brief]]) -> list[Row]:
     """Of rows with images those that stand for all; none where an older index does not say why they were kept."""
     known = all(brief.representative is not None for of_column in briefs for brief in of_column if brief.pictured)
-    return standing(kept, briefs) if known else []
+    return representative_rows(kept, briefs) if known else []
 
 
 def intervals(source: RunSource, pairs: Pairs, course: Progress | None) -> dict[str, Estimate]:
@@ -134,7 +134,7 @@ def lead(changes: Sequence[Change], course: Progress | None, known: Mapping[str,
     word = {"gain": "rose", "loss": "fell"}.get(sign(first.change), "") if before != after else ""
     between = f"from {before} to {after}" if word else f"at {after}"
     word = word or "stayed"
-    name = told(first.name, first.lower)
+    name = describe_reward(first.name, first.lower)
     return f"Held-out {name} {word} {between} between iterations {iterations[0]} and {iterations[-1]}." + judged(
         first, (known or {}).get(first.name)
     )

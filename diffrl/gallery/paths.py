@@ -55,19 +55,19 @@ def present(root: Path, files: Iterable[str], media: Callable[[str], str]) -> se
         files: relative to it.
         media: `Source.media`, which raises GalleryError for what is elsewhere or gone.
     """
-    found: set[str] = set()
+    known: set[str] = set()
     folders: dict[tuple[str, str], Path] = {}
     for file in files:
         name = PurePath(file)
         alike = (str(name.parent), name.suffix)
         try:
             if alike in folders and "\\" not in file and stat.S_ISREG((folders[alike] / name.name).lstat().st_mode):
-                found.add(file)
+                known.add(file)
                 continue
             path = Path(media(file))  # of a link, too
         except (GalleryError, OSError, ValueError):
             continue
-        found.add(file)
+        known.add(file)
         if not (root / file).is_symlink():
             folders[alike] = path.parent
-    return found
+    return known

@@ -117,8 +117,8 @@ def reason(notes: Mapping[str, str]) -> str | None:
     Args:
         notes: by the name of the reward.
     """
-    said = dict.fromkeys(short for note in notes.values() if (short := brief(note)))
-    return cut(" · ".join(said), LONGEST_NOTE) or None
+    notes_once = dict.fromkeys(short for note in notes.values() if (short := brief(note)))
+    return cut(" · ".join(notes_once), LONGEST_NOTE) or None
 
 
 class Source(Protocol):
@@ -179,7 +179,7 @@ def falls(name: str, lower: Collection[str]) -> bool:
     return name != "total" and name.partition("/")[0] in lower
 
 
-def told(name: str, lower: bool) -> str:
+def describe_reward(name: str, lower: bool) -> str:
     """A reward's name where it is chosen or heads something."""
     return f"{name} (lower is better)" if lower else name
 

@@ -91,11 +91,11 @@ def views(
         names: of rewards, in the order in which they are listed.
         lower: those of which less is better.
     """
-    found: list[dict[int, Sample]] = []
-    for place, column in enumerate(columns):
-        ids = [number for row in rows if (number := row.ids[place]) is not None]
-        found.append({sample.id: sample for sample in column.source.samples(column.state, ids)})
-    return [_view(columns, row, names, lower, found) for row in rows]
+    samples_of: list[dict[int, Sample]] = []
+    for index, column in enumerate(columns):
+        ids = [number for row in rows if (number := row.ids[index]) is not None]
+        samples_of.append({sample.id: sample for sample in column.source.samples(column.state, ids)})
+    return [_view(columns, row, names, lower, samples_of) for row in rows]
 
 
 def _view(
@@ -103,9 +103,9 @@ def _view(
     row: Row,
     names: Sequence[str],
     lower: Collection[str],
-    found: Sequence[dict[int, Sample]],
+    samples_of: Sequence[dict[int, Sample]],
 ) -> View:
-    samples = [None if number is None else found[place].get(number) for place, number in enumerate(row.ids)]
+    samples = [None if number is None else samples_of[index].get(number) for index, number in enumerate(row.ids)]
     cells = [Cell(*parts) for parts in zip(columns, samples, row.values, strict=True)]
     lines = []
     for name in names:

@@ -107,11 +107,11 @@ class RunSource:
 
     def samples(self, state: State, ids: Sequence[int]) -> list[Sample]:
         """See `Source.samples`."""
-        found: dict[int, Sample] = {}
+        samples: dict[int, Sample] = {}
         with self.database() as database:
             for start in range(0, len(ids), CHUNK):
-                found |= _samples(self.path, database, ids[start : start + CHUNK])
-        grown = [self._grown(found[number]) for number in ids if number in found]
+                samples |= _samples(self.path, database, ids[start : start + CHUNK])
+        grown = [self._grown(samples[number]) for number in ids if number in samples]
         return [replace(sample, source=self.source_of(sample.metadata)) for sample in grown]
 
     def source_of(self, metadata: Mapping[str, Any]) -> str | None:

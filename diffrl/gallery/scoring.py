@@ -56,12 +56,14 @@ class FolderScores:
     def problems(self, marks: Sequence[Mark]) -> list[str]:
         """Why rewards could not work, and how many of the folder's images came or changed since they were scored."""
         late = sum(mark not in self._known for mark in marks) if self._known else 0
-        found = [f"No scores of {label}: {problem}" for label, problem in self._problems.items()]
-        return found + ([f"{late} without scores, new or changed: start the gallery again to score them."] * bool(late))
+        problems = [f"No scores of {label}: {problem}" for label, problem in self._problems.items()]
+        if late:
+            problems.append(f"{late} without scores, new or changed: start the gallery again to score them.")
+        return problems
 
     def why_nothing(self, label: str) -> str | None:
         """Return why a reward has a score of no image; None where it has one of any."""
-        scores = [found[label] for found in self._known.values() if label in found]
+        scores = [known[label] for known in self._known.values() if label in known]
         if any(score.ok for score in scores):
             return None
         failed = next((score.error for score in scores if score.error), None)
@@ -85,7 +87,7 @@ class FolderScores:
             for entry, row in zip(entries, score_items([loaded], items, peeks, cache), strict=True):
                 self._known.setdefault(entry.mark, {})[choice.key] = row.scores[choice.key]
         except (Exception, SystemExit) as error:  # a stranger's scorer may raise anything; the others go on
-            self._problems[choice.key] = _said(error)
+            self._problems[choice.key] = _describe(error)
 
 
 def score_folders(
@@ -105,11 +107,9 @@ def score_folders(
     """
     if not names:
         return
-    from reward_models.registry import factory_of, resolve_scorer
+    from reward_models.registry import factory_of
     from reward_models.scoring.choices import choose
 
-    for name in names:  # before anything heavy is imported
-        resolve_scorer(name.partition("=")[2] or name)
     choices = choose(names, ())
     for choice in choices:
         if ":" in choice.name:
@@ -142,11 +142,8 @@ def _loaded(choice: RewardSettings) -> Loaded | str:
     try:
         return load([choice])[0]
     except (Exception, SystemExit) as error:  # a stranger's class may raise anything
-        return _said(error)
+        return _describe(error)
 
 
-def _said(error: BaseException) -> str:
+def _describe(error: BaseException) -> str:
     return str(error) if isinstance(error, RewardError) else f"{type(error).__name__}: {error}"
-
-
-__all__ = ["FolderScores", "score_folders"]

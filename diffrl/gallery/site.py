@@ -17,7 +17,7 @@ from diffrl.gallery.links import Links
 from diffrl.gallery.numbers import sign, signed, three
 from diffrl.gallery.paths import is_video
 from diffrl.gallery.query import Query
-from diffrl.gallery.records import Answer, Sample, Source, State, told
+from diffrl.gallery.records import Answer, Sample, Source, State, describe_reward
 from diffrl.gallery.runs import RunSource
 from diffrl.gallery.thumbnails import Thumbnails, moves
 from diffrl.trees.read import list_trees
@@ -85,7 +85,7 @@ class Site:
             lstrip_blocks=True,
         )
         self.templates.tests["video"] = is_video
-        self.templates.filters |= {"three": three, "signed": signed, "sign": sign, "told": told}
+        self.templates.filters |= {"three": three, "signed": signed, "sign": sign, "describe_reward": describe_reward}
         self.templates.globals |= {"site": self, "links": links, "version": __version__}
 
     @property
@@ -168,10 +168,10 @@ class Site:
         body = self.render("message.html", message=str(error), status=error.status)
         return Answer(body, status=error.status, retry_after=error.retry_after)
 
-    def picture(
+    def image(
         self, source: Source, file: str | None, alt: str, size: int | None = 256, css: str = "", lazy: bool = True
     ) -> Markup:
-        """An image or a video as HTML; what has no file says so. Images of 128 pixels and less are shown crisp.
+        """Return an image or a video as HTML; what has no file says so. Images of 128 pixels and less are shown crisp.
 
         An image that moves stands still for who asked their system for less motion; static/motion.js plays it.
 
@@ -183,7 +183,7 @@ class Site:
             css: further classes.
             lazy: loaded when it comes near the window.
         """
-        macro = self.templates.get_template("picture.html").module.picture  # type: ignore[attr-defined]
+        macro = self.templates.get_template("image.html").module.image  # type: ignore[attr-defined]
         return Markup(macro(source, file, alt, size, css, lazy, moves(source, file)))
 
     def evaluations(self, source: Source, sample: Sample) -> str | None:

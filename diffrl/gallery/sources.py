@@ -34,9 +34,8 @@ def find_sources(paths: Sequence[Path]) -> list[Source]:
         ConfigError: a path holds other things than can be shown; names the path. An empty folder gives no source:
             runs may begin there (`Watched`).
     """
-    given = [Path(path) for path in paths] or [Path("runs")]
-    found: list[tuple[Path, str]] = []
-    for path in given:
+    kinds: list[tuple[Path, str]] = []
+    for path in [Path(path) for path in paths] or [Path("runs")]:
         if path.exists() and not path.is_dir():
             raise ConfigError(
                 f"The gallery shows directories of runs or of images. {path} is a file. "
@@ -47,15 +46,15 @@ def find_sources(paths: Sequence[Path]) -> list[Source]:
             raise ConfigError(f"The gallery shows directories of runs or of images. There is no {path}.{default}")
         runs = [path] if is_run(path) else sorted(runs_below(path), key=begun, reverse=True)
         if runs:
-            found += [(run, "run") for run in runs]
+            kinds += [(run, "run") for run in runs]
         elif holds_pictures(path):
-            found.append((path, "folder"))
+            kinds.append((path, "folder"))
         elif not is_empty(path):
             raise ConfigError(
                 f"The gallery shows directories of runs or of images. {path} holds neither: no {INDEX} down to "
                 f"{DEPTH} levels, no image. Give the directory of a run."
             )
-    unique = list({path.resolve(): (path, kind) for path, kind in reversed(found)}.values())[::-1]
+    unique = list({path.resolve(): (path, kind) for path, kind in reversed(kinds)}.values())[::-1]
     return _named(unique)
 
 
@@ -91,8 +90,8 @@ class Watched:
 
     def _look(self) -> None:
         known = {Path(source.path).resolve() for source in self._sources}
-        given = [folder for folder in self._folders if folder.is_dir()]
-        runs = [run for folder in given for run in ([folder] if is_run(folder) else runs_below(folder))]
+        folders = [folder for folder in self._folders if folder.is_dir()]
+        runs = [run for folder in folders for run in ([folder] if is_run(folder) else runs_below(folder))]
         new = [(run, "run") for run in runs if run.resolve() not in known]
         if new:
             self._sources = [*_named(new, self._sources), *self._sources]
@@ -121,26 +120,26 @@ def left_out(paths: Sequence[Path]) -> list[str]:
     Args:
         paths: as `find_sources` takes them.
     """
-    given = [path for path in map(Path, paths or [Path("runs")]) if path.is_dir() and not is_run(path)]
-    found = dict.fromkeys(folder.resolve() for path in given for folder in _begun(path))
+    folders = [path for path in map(Path, paths or [Path("runs")]) if path.is_dir() and not is_run(path)]
+    configured = dict.fromkeys(folder.resolve() for path in folders for folder in _begun(path))
     return [
         f"Left out: {folder} has a config.yaml, but neither {INDEX} nor environment.json: no run began there, or it "
         "was not copied whole."
-        for folder in found
+        for folder in configured
     ]
 
 
 def _begun(path: Path, depth: int = DEPTH) -> list[Path]:
     """Folders below, down to some levels, with a configuration alone: no runs, not in runs and without runs in them."""
-    found = []
+    configured = []
     for folder in sorted(entry for entry in path.iterdir() if entry.is_dir() and not entry.name.startswith(".")):
         if is_run(folder):
             continue
         if (folder / "config.yaml").is_file() and not runs_below(folder):
-            found.append(folder)
+            configured.append(folder)
         elif depth > 1:
-            found += _begun(folder, depth - 1)
-    return found
+            configured += _begun(folder, depth - 1)
+    return configured
 
 
 def is_empty(path: Path) -> bool:
@@ -162,29 +161,29 @@ def titles_of(paths: Sequence[Path]) -> list[str]:
     """
     parts = [path.resolve().parts for path in paths]
     titles = []
-    for own in parts:
-        others = [other for other in parts if other != own]
-        depth = next((n for n in range(1, len(own)) if all(other[-n:] != own[-n:] for other in others)), len(own))
-        titles.append("/".join(own[-depth:]))
+    for path in parts:
+        others = [other for other in parts if other != path]
+        depth = next((n for n in range(1, len(path)) if all(other[-n:] != path[-n:] for other in others)), len(path))
+        titles.append("/".join(path[-depth:]))
     return titles
 
 
-def _named(found: Sequence[tuple[Path, str]], known: Sequence[Source] = ()) -> list[Source]:
+def _named(kinds: Sequence[tuple[Path, str]], known: Sequence[Source] = ()) -> list[Source]:
     """Sources with keys of their own, the folder's name, with a number where several have it; titles tell them apart.
 
     Args:
-        found: paths, and whether each is a run or a folder of images.
+        kinds: paths, and whether each is a run or a folder of images.
         known: those that are there already; they stay what they are.
     """
     from diffrl.gallery.folders import FolderSource
 
     sources: list[Source] = []
     taken = {source.key for source in known}
-    titles = titles_of([*(path for path, _ in found), *(Path(source.path) for source in known)])
-    for (path, kind), title in zip(found, titles, strict=False):
+    titles = titles_of([*(path for path, _ in kinds), *(Path(source.path) for source in known)])
+    for (path, kind), title in zip(kinds, titles, strict=False):
         name = re.sub(r"[^A-Za-z0-9._-]+", "-", path.resolve().name).strip(".-") or "run"
         key = next(
-            key for key in (name, *(f"{name}-{n}" for n in range(2, len(found) + len(taken) + 2))) if key not in taken
+            key for key in (name, *(f"{name}-{n}" for n in range(2, len(kinds) + len(taken) + 2))) if key not in taken
         )
         taken.add(key)
         sources.append((RunSource if kind == "run" else FolderSource)(key, path, title))

@@ -6,7 +6,6 @@ import re
 from collections import deque
 from collections.abc import Callable
 from hashlib import sha256
-from pathlib import PurePosixPath
 
 from diffrl.gallery.links import Value, pairs
 from diffrl.gallery.query import Query
@@ -39,13 +38,13 @@ class StaticLinks:
 
     def page(self, name: str, **parameters: Value) -> str:
         """See `links.Links.page`."""
-        given = pairs(parameters)
+        wanted = pairs(parameters)
         stem, dot, suffix = name.partition(".")
-        words = "-".join(["index" if name == "home" else stem, *(value for _, value in given)])
-        file, new = self.names.of(words, dot + suffix or ".html", (name, *given))
+        words = "-".join(["index" if name == "home" else stem, *(value for _, value in wanted)])
+        file, new = self.names.of(words, dot + suffix or ".html", (name, *wanted))
         if new:
             values: dict[str, list[str]] = {}
-            for key, value in given:
+            for key, value in wanted:
                 values.setdefault(key, []).append(value)
             self.pending.append((file, name, Query(values)))
         return file
@@ -88,27 +87,3 @@ class Names:
         self._names[meant] = name
         self._taken.add(name.lower())
         return name, True
-
-
-class Places:
-    """Where images lie in the site: media/demo-samples-eval-000080/3-1-256.webp."""
-
-    def __init__(self) -> None:
-        self._folders = Names()
-        self._files: dict[str, Names] = {}
-
-    def of(self, source: str, file: str, size: int | None, suffix: str) -> str:
-        """The address of an image, different for every one.
-
-        Args:
-            source: key of the source.
-            file: relative to the source.
-            size: of a thumbnail; None is the image itself.
-            suffix: how the file ends, with its dot.
-        """
-        path = PurePosixPath(file)
-        parts = [source, *path.parent.parts]
-        folder, _ = self._folders.of("-".join(parts), "", tuple(parts))
-        names = self._files.setdefault(folder, Names())
-        name, _ = names.of(path.stem + (f"-{size}" if size else ""), suffix, (path.name, size))
-        return f"media/{folder}/{name}"

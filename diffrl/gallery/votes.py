@@ -29,7 +29,7 @@ from pydantic import BeforeValidator, StrictInt, TypeAdapter
 
 from diffrl.files import read_own
 from diffrl.gallery.columns import Column, first_and_last, last_of_all
-from diffrl.gallery.compare import FOLDER, Row, match, pictured, standing
+from diffrl.gallery.compare import FOLDER, Row, match, pictured, representative_rows
 from diffrl.gallery.errors import GalleryError
 from diffrl.gallery.numbers import finite
 from diffrl.gallery.paths import present
@@ -300,4 +300,4 @@ def _paired(a: Column, b: Column, briefs: list[list[Brief]]) -> Pairing:
     exact = [
         [brief._replace(pictured=brief.pictured and brief.exact is not False) for brief in column] for column in briefs
     ]
-    return Pairing(briefs, rows, standing(pictured(rows, exact), briefs))
+    return Pairing(briefs, rows, representative_rows(pictured(rows, exact), briefs))

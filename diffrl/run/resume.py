@@ -231,7 +231,7 @@ def require_fit(session: Session, checkpoint: Checkpoint) -> None:
     for name in ("policy", *averages):
         require_weights(session.policy.parameters, _group(tensors, name))
     require_optimizer(session.optimizer, _group(tensors, "optimizer"), state["optimizer"])
-    own = random_group(session.accelerator.process_index)
+    own = random_group(session.ranks.rank)
     if (own in tensors) != (own in state):
         raise CheckpointError(f"Of the generators {own!r}, the tensors or the values are missing.")
     if own in tensors:  # a rank that was not there goes on as it was seeded

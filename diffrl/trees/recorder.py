@@ -12,7 +12,7 @@ from torch import Tensor
 from diffrl.config.schema import Config
 from diffrl.cost.meter import TREES, CostMeter, PhaseClock
 from diffrl.models.adapter import Conditioning, ModelAdapter
-from diffrl.objectives.base import Examples
+from diffrl.objectives.examples import Examples
 from diffrl.records import Credit, PromptBatch, Samples
 from diffrl.rollout.denoise import velocity_of
 from diffrl.rollout.density import densities_under, origin_velocities

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from diffrl.functional.covariance import sibling_covariance
-from diffrl.objectives.base import Examples
+from diffrl.objectives.examples import Examples
 from diffrl.objectives.tilt import NodeExamples, leaves_below, origin_nodes, split_origins
 from diffrl.records import Credit, Rollout
 from diffrl.trees.document import Sketch

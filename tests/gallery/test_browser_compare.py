@@ -428,7 +428,7 @@ def test_three_columns_are_compared_from_disk_as_on_the_server(page, served, tmp
             disk.locator(f"[name={name}]").select_option(value)
         assert shown(disk) == shown(page) and told(disk) == told(page), (of, against, show)
         assert disk.locator("[name=against]").input_value() == page.locator("[name=against]").input_value()
-    disk.locator("#standings [data-show=better]").first.click()
+    disk.locator("#score-table [data-show=better]").first.click()
     assert len(shown(disk)) == sum(a < b for a, b in zip(scores["one"], scores["two"], strict=True))
     assert disk.locator("[name=show]").input_value() == "better"
 

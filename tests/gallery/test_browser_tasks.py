@@ -131,16 +131,16 @@ def test_which_of_three_is_best_and_by_how_much(way, served, runs):
     page = way.page
     page.goto(served(*runs))
     way.press(page.get_by_role("link", name="Compare all", exact=True).last)
-    page.locator("#standings").wait_for()
+    page.locator("#score-table").wait_for()
     difference = last("tilt") - last("grpo")
     heading = page.locator("h1").inner_text()
     assert heading.startswith("Best: tilt") and f"{difference.mean():+.3f} against grpo" in heading.replace("−", "-")
     error = difference.std(ddof=1) / np.sqrt(len(difference))
     low, high = (difference.mean() + sign * 2.093 * error for sign in (-1, 1))  # Student's t, 19 degrees of freedom
-    row = page.locator("#standings tr").filter(has_text="tilt").inner_text().replace("−", "-")
+    row = page.locator("#score-table tr").filter(has_text="tilt").inner_text().replace("−", "-")
     assert f"{last('tilt').mean():.3f}" in row and f"{difference.mean():+.3f}" in row
     assert f"{low:+.3f} to {high:+.3f}" in row
-    link = page.locator("#standings tr").filter(has_text="tilt").get_by_role("link", name="5", exact=True)
+    link = page.locator("#score-table tr").filter(has_text="tilt").get_by_role("link", name="5", exact=True)
     way.press(link)
     page.wait_for_url("**show=worse**")
     assert page.locator(".item:visible").count() == np.sum(difference < 0) == 5

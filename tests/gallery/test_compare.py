@@ -12,7 +12,7 @@ from statistics import fmean
 
 import pytest
 
-from diffrl.gallery.compare import Row, arrange, containing, likeness, match, summarise, within
+from diffrl.gallery.compare import Row, arrange, filter_by_prompt, filter_by_range, likeness, match, summarise
 from diffrl.gallery.query import Query
 from diffrl.gallery.records import Brief
 from diffrl.gallery.site import Site
@@ -141,7 +141,7 @@ def test_range_order_and_counts_agree_with_brute_force():
                 number is not None and (low is None or number >= low) and (high is None or number <= high)
             ):
                 kept.append(row)
-        assert within(rows, low, high, change) == kept
+        assert filter_by_range(rows, low, high, change) == kept
     known = [r for r in rows if None not in r.values]
     summary = summarise(rows)
     deltas = [r.values[1] - r.values[0] for r in known]
@@ -164,10 +164,10 @@ def test_range_order_and_counts_agree_with_brute_force():
         assert all(a.order < b.order for a, b in itertools.pairwise(found) if number(a) == number(b))
     assert [r.prompt for r in arrange(rows, "prompt")] == sorted([r.prompt for r in rows], key=str.lower)
     assert arrange(rows[::-1], "order") == rows
-    assert containing([Row(0, "Ärger", (1,), (None,))], "äR") and not containing(rows, "z")
+    assert filter_by_prompt([Row(0, "Ärger", (1,), (None,))], "äR") and not filter_by_prompt(rows, "z")
     lengthy = [Row(0, "a red circle above a blue square", (1,), (None,)), Row(1, "a red square", (2,), (None,))]
-    assert containing(lengthy, " SQUARE  circ ") == lengthy[:1] and containing(lengthy, "red") == lengthy
-    assert not containing(lengthy, "red red green") and containing(lengthy, " ") == lengthy
+    assert filter_by_prompt(lengthy, " SQUARE  circ ") == lengthy[:1] and filter_by_prompt(lengthy, "red") == lengthy
+    assert not filter_by_prompt(lengthy, "red red green") and filter_by_prompt(lengthy, " ") == lengthy
 
 
 def test_not_a_number_counts_as_no_value():

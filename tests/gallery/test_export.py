@@ -35,7 +35,7 @@ def run(site, query):
     """All pictures of a run, and files that belong to it."""
     source = site.run(query.text("run"))
     samples = source.samples(source.states()[0], [brief.id for brief in source.briefs(source.states()[0], None)])
-    pictures = "".join(str(site.picture(source, sample.file, sample.prompt, size=128)) for sample in samples)
+    pictures = "".join(str(site.image(source, sample.file, sample.prompt, size=128)) for sample in samples)
     others = [("curves.csv", {"run": source.key}), ("tree", {"run": source.key, "tree": "0"})]
     links = "".join(f'<a href="{site.links.page(name, **values)}"></a>' for name, values in others)
     return Answer(f'<link href="{site.links.static("gallery.css")}">{pictures}{links}{source.path}/metrics.jsonl')
@@ -105,7 +105,7 @@ def test_every_page_that_is_linked_to_is_there_and_every_address_leads_somewhere
         assert (site / address).is_file() or address.startswith("#"), address
         assert "?" not in address and not address.startswith("/")
     # 6 evaluation pictures a run, each as a thumbnail of 128 pixels and as it is
-    assert len(list(site.glob("media/*/*.webp"))) == 24
+    assert len(list(site.glob("media/*.webp"))) == 24
     assert "11 pages, 24 images" in lines[0] and str(site / "index.html") in lines[-1]
     assert any("2 pages could only say why" in line and "tree-one-0.html" in line for line in lines)
 
@@ -119,14 +119,14 @@ def test_thumbnails_are_small_and_wholes_are_the_files_themselves(small_pages, t
         if address.endswith("-128.webp"):
             with Image.open(tmp_path / "site" / address) as image:
                 assert image.size == (128, 128)
-    whole = (tmp_path / "site" / "media" / "one-samples-eval-000000" / "0-0.webp").read_bytes()
+    whole = (tmp_path / "site" / "media" / "one-samples-eval-000000-0-0.webp").read_bytes()
     assert whole == (made / "samples" / "eval-000000" / "0-0.webp").read_bytes()
 
 
 def test_a_small_picture_is_its_own_thumbnail(small_pages, tmp_path):
     made = make_run(tmp_path / "runs" / "one", size=32)
     export_site(find_sources([made]), tmp_path / "site", OPTIONS)
-    assert len(list((tmp_path / "site").glob("media/*/*"))) == 6
+    assert len(list((tmp_path / "site").glob("media/*"))) == 6
 
 
 @pytest.mark.parametrize("name", ["zwei Läufe", "a#b?c%20d", "日本", "con", "x" * 200, "-rf", "<script>"])

@@ -13,7 +13,7 @@ from contextlib import contextmanager
 
 import pytest
 
-from tests.gallery.made import keep_columns, make_run
+from tests.gallery.made import keep_columns
 from tests.patience import LONG, until
 
 pytestmark = pytest.mark.long
@@ -56,23 +56,6 @@ def wait_for(address: str, process) -> None:
             return False
 
     until(answers)
-
-
-def test_what_it_refuses(tmp_path):
-    """One process each, so few cases that say the most."""
-    assert "diffrl train configs/quickstart.yaml" in refused(cwd=tmp_path)
-    (tmp_path / "file.txt").write_text("x")
-    assert "file.txt" in refused(tmp_path / "file.txt")
-    said = refused(tmp_path)  # an empty folder waits for runs, one with other things is a mistake
-    assert str(tmp_path) in said and "image" in said
-
-
-def test_an_export_over_something_is_refused(tmp_path):
-    run = make_run(tmp_path / "runs" / "made")
-    (tmp_path / "site").mkdir()
-    (tmp_path / "site" / "mine.txt").write_text("mine")
-    assert "never overwrites" in refused(run, "--export", tmp_path / "site")
-    assert [path.name for path in (tmp_path / "site").iterdir()] == ["mine.txt"]
 
 
 def test_a_port_that_is_taken_is_refused(made):

@@ -116,11 +116,6 @@ def test_a_picture_that_is_a_link_to_another_of_the_run_is_given(client_of, run)
     assert client_of(run).get("/media/made/samples/best.webp").content == (run / PICTURE).read_bytes()
 
 
-def test_a_run_that_is_a_link_is_shown(client_of, run, tmp_path):
-    (tmp_path / "latest").symlink_to(run, target_is_directory=True)
-    assert client_of(tmp_path / "latest").get(f"/media/made/{PICTURE}").status_code == 200
-
-
 def test_thumbnails_have_one_of_four_sizes(client_of, tmp_path):
     client = client_of(make_run(tmp_path / "runs" / "made", size=300))
     small = client.get(f"/media/made/{PICTURE}?size=128")

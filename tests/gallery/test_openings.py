@@ -17,7 +17,7 @@ from tests.gallery import made_trees
 from tests.gallery.made import make_run
 from tests.gallery.made_trees import split
 from tests.gallery.test_compare import stored
-from tests.gallery.test_standings import SKILL, noisy
+from tests.gallery.test_score_table import SKILL, noisy
 from tests.gallery.test_votes import side
 
 WORDS = 25

@@ -92,10 +92,6 @@ def test_an_empty_folder_waits_for_its_first_run(tmp_path, monkeypatch):
     make_run(runs / "begun")
     page = client.get("/").text
     assert 'data-page="run"' in page and 'http-equiv="refresh"' not in page
-    (tmp_path / "other").mkdir()
-    (tmp_path / "other" / "notes.txt").write_text("x")
-    with pytest.raises(ConfigError, match="holds neither"):
-        find_sources([tmp_path / "other"])
 
 
 def test_given_runs_stay_alone(tmp_path, monkeypatch):
@@ -107,13 +103,21 @@ def test_given_runs_stay_alone(tmp_path, monkeypatch):
     assert [source.key for source in watched()] == ["first"]
 
 
-def test_a_file_is_no_directory(tmp_path, capsys):
+def test_what_is_no_directory_of_runs_ends_the_command(tmp_path, capsys, monkeypatch):
+    monkeypatch.chdir(tmp_path)
     file = tmp_path / "notes.txt"
     file.write_text("x", encoding="utf-8")
-    with pytest.raises(SystemExit) as stop:
-        main(["gallery", str(file)])
-    assert stop.value.code == 2
-    assert f"{file} is a file. Give the directory that it is in." in capsys.readouterr().err
+    refused = {
+        (): "diffrl train configs/quickstart.yaml",
+        (file,): f"{file} is a file. Give the directory that it is in.",
+        (tmp_path,): f"{tmp_path} holds neither",
+    }
+    for paths, words in refused.items():
+        with pytest.raises(SystemExit) as stop:
+            main(["gallery", *map(str, paths)])
+        captured = capsys.readouterr()
+        assert stop.value.code == 2 and captured.out == "" and words in captured.err
+        assert captured.err.startswith("error: ") and captured.err.count("\n") == 1
 
 
 @pytest.mark.parametrize("place", ["", "none/votes.jsonl"])

@@ -538,20 +538,6 @@ def test_votes_count_whichever_was_called_a():
     assert (tally.rate.wins, tally.rate.trials) == (6, 8) and tally.a.state == "eval-0"
 
 
-@pytest.mark.parametrize(
-    ("choices", "words"),
-    [
-        ("bbbbbbbbbb", "B is preferred"),
-        ("aaaaaaaaaa", "A is preferred"),
-        ("abababab", "8 votes cannot tell"),
-        ("ttt", "equal"),
-    ],
-)
-def test_verdicts(choices, words):
-    (tally,) = tallies([given({"t": "tie"}.get(choice, choice), n) for n, choice in enumerate(choices)])
-    assert words in tally.verdict
-
-
 def test_results_page_shows_figures_thumbnails_and_only_what_was_asked_for(made, client_of, file):
     client = client_of(made)
     assert "No votes" in client.get("/votes").text

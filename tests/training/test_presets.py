@@ -103,7 +103,7 @@ def test_a_preset_trains(preset, family, random_pipelines, tmp_path):
 def it_learns(trainer, metrics, before):
     """On policy before the first update, and then the LoRA moves by a finite gradient."""
     if trainer.config.objective.trains_steps or trainer.config.objective.trains_nodes:
-        assert trainer.on_policy_error is not None and trainer.on_policy_error < 1e-5
+        assert trainer.updater.on_policy_error is not None and trainer.updater.on_policy_error < 1e-5
     assert metrics["update/skipped"] == 0 and math.isfinite(metrics["update/loss"])
     assert 0 < metrics["update/grad_norm"] < math.inf
     after = weights_of(trainer)

@@ -13,8 +13,8 @@ from PIL import Image
 import diffrl.cost.meter as clocks
 import diffrl.run.execution as execution
 import diffrl.run.journal as journal
-import diffrl.training.loop as loop
 import diffrl.training.sampling as sampling
+import diffrl.training.update as update
 import diffrl.trees.recorder as keeping
 import diffrl.trees.tracing as tracing
 import diffrl.trees.write as trees_write
@@ -370,10 +370,10 @@ def test_what_trained_is_what_the_losses_were_given(random_sd3, tmp_path, monkey
     trainer, run = make_run(
         forest_run(random_sd3, tmp_path, WIDE, credit, objective=OBJECTIVES[objective], rewards=reward)
     )
-    edges, accumulate = {}, loop.accumulate_gradient
+    edges, accumulate = {}, update.accumulate_gradient
     samples = []
 
-    def spied(accelerator, policy, shares, *rest):
+    def spied(ranks, policy, shares, *rest):
         for part, examples, index in shares:
             taken = examples.take(index[examples.active[index]])
             pulled = part.objective.needs_reference
@@ -383,9 +383,9 @@ def test_what_trained_is_what_the_losses_were_given(random_sd3, tmp_path, monkey
             else:
                 level = taken.sigma.reshape(-1, 1, 1, 1)
                 samples.extend(taken.clean if hasattr(taken, "clean") else taken.latents - level * taken.target)
-        return accumulate(accelerator, policy, shares, *rest)
+        return accumulate(ranks, policy, shares, *rest)
 
-    monkeypatch.setattr(loop, "accumulate_gradient", spied)
+    monkeypatch.setattr(update, "accumulate_gradient", spied)
     trees, done, _ = observed(run)
     rollout = done.samples.rollout
     ways = forest_ways(rollout.forest)
@@ -718,7 +718,7 @@ def test_a_step_of_nothing_leaves_densities_alone(random_sd3, tmp_path, monkeypa
         edges = edges_of(recorder)
         return replace(edges, old_log_prob=edges.old_log_prob + 1e-3)
 
-    trainer.updates = 1  # past the gate, which would see it
+    trainer.updater.updates = 1  # past the gate, which would see it
     monkeypatch.setattr(EdgeRecorder, "edges", drawn_in_other_batches)
     ratios = [n.log_ratio for t in kept(run) for n in t.nodes if n.parent is not None]
     assert len(ratios) == 24 and set(ratios) == {0.0}

@@ -7,7 +7,7 @@ import math
 import pytest
 import torch
 
-import diffrl.training.loop as loop
+import diffrl.training.update as update
 import diffrl.trees.pictures as tree_pictures
 from diffrl.models.images import BrokenPictureError
 from diffrl.trees.record import EFFECT_IMAGES
@@ -135,15 +135,15 @@ def test_what_trained_is_what_the_loss_was_given(random_sd3, tmp_path, monkeypat
     """The nodes of every gradient are spied on; some of their samples cannot be scored."""
     reward = [{"name": "tests.training.scorers:Flaky", "options": {"how": "report"}}]
     trainer, run = make_run(tilted(random_sd3, tmp_path, WIDE, objective=TILT | {"kl": kl}, rewards=reward))
-    given, accumulate = {}, loop.accumulate_gradient
+    given, accumulate = {}, update.accumulate_gradient
 
-    def spied(accelerator, policy, shares, *rest):
+    def spied(ranks, policy, shares, *rest):
         ((_, examples, index),) = shares
         taken = examples.take(index[examples.active[index]])
         given.update(zip(taken.node.tolist(), map(rms, taken.direction), strict=True))
-        return accumulate(accelerator, policy, shares, *rest)
+        return accumulate(ranks, policy, shares, *rest)
 
-    monkeypatch.setattr(loop, "accumulate_gradient", spied)
+    monkeypatch.setattr(update, "accumulate_gradient", spied)
     trees, done, _ = observed(run)
     ways = forest_ways(done.samples.rollout.forest)
     found = {(p, way(t.nodes, n)): n.update_effect.size for p, t in enumerate(trees) for n in t.nodes

@@ -21,15 +21,15 @@ from diffrl.gallery.compare import (
     SORTS,
     Matched,
     Row,
-    alike,
     arrange,
-    containing,
+    filter_by_judgement,
+    filter_by_prompt,
+    filter_by_range,
+    filter_by_scores,
     likeness,
     match,
-    only,
     pictured,
     summarise,
-    within,
 )
 from diffrl.gallery.errors import GalleryError
 from diffrl.gallery.folders import FolderSource
@@ -39,8 +39,8 @@ from diffrl.gallery.records import Answer, Brief, Source, state_key
 from diffrl.gallery.rows import EXPORTED, per_page, views
 from diffrl.gallery.runs import RunSource
 from diffrl.gallery.scatter import Scatter, scatter
+from diffrl.gallery.score_table import best_column, score_table, seeds_of
 from diffrl.gallery.site import Site
-from diffrl.gallery.standings import leading, seeds_of, standings
 
 Joined = tuple[Matched, Sequence[Sequence[Brief]]]
 """Samples beside each other, and those of each column."""
@@ -66,14 +66,16 @@ def compare(site: Site, query: Query) -> Answer:
     keys = [column.key for column in choice.columns]
     pair = versus(query, keys)
     every = paired(matched, pair)
-    rows = within(containing(every, asked.prompt), asked.low, asked.high, asked.on == "change")
+    rows = filter_by_range(filter_by_prompt(every, asked.prompt), asked.low, asked.high, asked.on == "change")
     like = query.whole("like", 0) if query.text("like") else None
-    rows = arrange(alike(only(rows, pair.show, asked.falling), like), asked.sort, asked.falling)
+    rows = arrange(
+        filter_by_scores(filter_by_judgement(rows, pair.show, asked.falling), like), asked.sort, asked.falling
+    )
     size = per_page(len(keys))
     shown, number, pages = paged(query, rows, size, site.links.exported)
     notes = [*choice.notes, *([asked.note] if asked.note else []), *unmatched(matched, choice.columns)]
     notes += of_folders(choice.columns)
-    table = standings(choice.columns, every, pair.against, asked.falling) if len(keys) > 1 else []
+    table = score_table(choice.columns, every, pair.against, asked.falling) if len(keys) > 1 else []
     chosen = any(query.text(name) for name in ("of", "against"))
     offered = [] if site.links.exported else groups(site.sources, choice.columns)
     values: dict[str, Any] = {
@@ -86,8 +88,8 @@ def compare(site: Site, query: Query) -> Answer:
         "matched": matched,
         "likeness": likeness(matched, [column.stream for column in choice.columns]),
         "summary": summarise(rows, asked.falling),
-        "standings": table,
-        "leading": None if chosen else leading(choice.columns, every, table, asked.falling),
+        "score_table": table,
+        "best_column": None if chosen else best_column(choice.columns, every, table, asked.falling),
         "seeds": seeds,
         "scatters": scatters(choice.columns, asked, pair, (matched, briefs), site.links.exported)
         if len(keys) > 1
@@ -160,8 +162,8 @@ def fitting(choice: Choice, matched: Matched, asked: Wanted) -> Choice:
         matched: all of their samples beside each other.
         asked: the reward that ranks them.
     """
-    ranks = standings(choice.columns, matched.rows, 0, asked.falling)
-    ranked = sorted((one.mean is None, improvement(-(one.mean or 0.0), asked.falling), one.place) for one in ranks)
+    ranks = score_table(choice.columns, matched.rows, 0, asked.falling)
+    ranked = sorted((one.mean is None, improvement(-(one.mean or 0.0), asked.falling), one.index) for one in ranks)
     kept = sorted(number for *_, number in ranked[:MOST])
     words = (
         f"These are the {MOST} best of {len(ranks)} sources by {asked.reward}: more do not fit. Choose others below."

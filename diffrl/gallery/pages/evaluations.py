@@ -12,7 +12,7 @@ from diffrl.gallery.errors import GalleryError
 from diffrl.gallery.numbers import finite
 from diffrl.gallery.paths import is_video
 from diffrl.gallery.query import Query
-from diffrl.gallery.records import Answer, Sample, told
+from diffrl.gallery.records import Answer, Sample, describe_reward
 from diffrl.gallery.runs import RunSource
 from diffrl.gallery.site import BLOCK, Site
 from diffrl.gallery.thumbnails import moves
@@ -84,7 +84,7 @@ def followed(site: Site, run: RunSource, block: int, key: str) -> dict[str, Any]
         "keys": [state.key for state in states],
         "labels": [label(state) for state in states],
         "of": of,
-        "rewards": [(name, told(name, name in lower), name in lower) for name in names],
+        "rewards": [(name, describe_reward(name, name in lower), name in lower) for name in names],
         "samples": samples,
     }
 

@@ -6,7 +6,6 @@ import secrets
 import shutil
 import tempfile
 import threading
-import zipfile
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from datetime import datetime
@@ -60,27 +59,28 @@ class Exports:
         self.key = secrets.token_urlsafe(24)
         self.far = Far()
         self._make, self._lock = make, threading.Lock()
-        self._place: tempfile.TemporaryDirectory[str] | None = None
+        self._folder: tempfile.TemporaryDirectory[str] | None = None
 
     def begin(self, sources: Sequence[Source]) -> None:
         """Start an export of these; nothing if one is being made already."""
         with self._lock:
             if self.far.running:
                 return
-            if self._place is not None:
-                self._place.cleanup()
-            self._place = tempfile.TemporaryDirectory(prefix="diffrl-export-", ignore_cleanup_errors=True)
+            if self._folder is not None:
+                self._folder.cleanup()
+            self._folder = tempfile.TemporaryDirectory(prefix="diffrl-export-", ignore_cleanup_errors=True)
             self.far = Far(running=True)
-            threading.Thread(target=self._run, args=(list(sources), Path(self._place.name)), daemon=True).start()
+            threading.Thread(target=self._run, args=(list(sources), Path(self._folder.name)), daemon=True).start()
 
-    def _run(self, sources: Sequence[Source], place: Path) -> None:
+    def _run(self, sources: Sequence[Source], folder: Path) -> None:
         def far(done: int, left: int) -> None:
             self.far = Far(running=True, done=done, left=left)
 
         name = f"gallery-{datetime.now():%Y-%m-%d-%H%M%S}"
         try:
-            lines = self._make(sources, place / name, far)
-            file = packed(place / name)
+            lines = self._make(sources, folder / name, far)
+            file = Path(shutil.make_archive(str(folder / name), "zip", folder, name))
+            shutil.rmtree(folder / name)
             counted = lines[0].rpartition(" in ")[0]  # where it lay until it was packed is of no use
             self.far = Far(file=file, lines=[f"{counted}.", *lines[1:-1]])
         except (DiffrlError, OSError) as error:
@@ -88,18 +88,6 @@ class Exports:
         except Exception as error:  # a mistake of ours is noted, and the page must not wait for ever
             note(error)
             self.far = Far(problem=f"The export failed: {type(error).__name__}. The terminal has its traceback.")
-
-
-def packed(folder: Path) -> Path:
-    """The folder as a zip file beside it, under its own name; images are not pressed a second time."""
-    file = folder.with_suffix(".zip")
-    with zipfile.ZipFile(file, "w") as archive:
-        for path in sorted(folder.rglob("*")):
-            text = path.suffix in (".html", ".js", ".css", ".svg", ".csv", ".jsonl")
-            method = zipfile.ZIP_DEFLATED if text else zipfile.ZIP_STORED
-            archive.write(path, path.relative_to(folder.parent), method)
-    shutil.rmtree(folder)
-    return file
 
 
 def export(site: Site, query: Query) -> Answer:
@@ -110,10 +98,10 @@ def export(site: Site, query: Query) -> Answer:
 def add_routes(app: FastAPI, site: Site) -> None:
     """The page that asks for an export and tells how far it is, and the file."""
 
-    def make(sources: Sequence[Source], place: Path, far: Callable[[int, int], None]) -> list[str]:
+    def make(sources: Sequence[Source], folder: Path, far: Callable[[int, int], None]) -> list[str]:
         from diffrl.gallery.export import export_site  # numpy comes with it: only whoever exports waits for that
 
-        return export_site(sources, place, site.options, far)
+        return export_site(sources, folder, site.options, far)
 
     exports = Exports(make)
 

@@ -84,9 +84,9 @@ def fitting(columns: Sequence[Column]) -> list[Column]:
     briefs = [column.source.briefs(column.state, None) for column in columns]
     rows = match(briefs, [column.stream for column in columns]).rows
     ids = max((row.ids for row in rows), key=lambda ids: sum(one is not None for one in ids), default=())
-    without = [place for place, one in enumerate(ids) if one is None]
-    ranked = sorted(range(len(columns)), key=lambda place: place in without)
-    return [columns[place] for place in sorted(ranked[:MOST])]
+    without = [index for index, one in enumerate(ids) if one is None]
+    ranked = sorted(range(len(columns)), key=lambda index: index in without)
+    return [columns[index] for index in sorted(ranked[:MOST])]
 
 
 def _rows(columns: Sequence[Column]) -> tuple[list[Row], list[Mapping[int, Key]]]:
@@ -94,12 +94,12 @@ def _rows(columns: Sequence[Column]) -> tuple[list[Row], list[Mapping[int, Key]]
     briefs = [column.source.briefs(column.state, None) for column in columns]
     rows = list(match(briefs, [column.stream for column in columns]).rows)
     common = [row for row in rows if None not in row.ids] or rows
-    return common, [{brief.id: brief.key for brief in own} for own in briefs]
+    return common, [{brief.id: brief.key for brief in column} for column in briefs]
 
 
 def across(states: Sequence[Sequence[State]]) -> list[int]:
     """The iterations of any run's evaluations, ascending; of many about `ACROSS`, the first and the last among them."""
-    every = sorted({state.iteration for own in states for state in own if state.stage == "eval"})
+    every = sorted({state.iteration for run in states for state in run if state.stage == "eval"})
     return [state.iteration for state in thinned([State("eval", n) for n in every], most=ACROSS)]
 
 

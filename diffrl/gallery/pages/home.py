@@ -13,11 +13,11 @@ from diffrl.gallery.pages.curves import measured_alike
 from diffrl.gallery.pages.run import overview
 from diffrl.gallery.progress import Progress, progress
 from diffrl.gallery.query import Query
-from diffrl.gallery.records import Answer, Source, told
+from diffrl.gallery.records import Answer, Source, describe_reward
 from diffrl.gallery.rows import View
 from diffrl.gallery.runs import RunSource
+from diffrl.gallery.score_table import seeds_of
 from diffrl.gallery.site import Site
-from diffrl.gallery.standings import seeds_of
 from diffrl.statistics import Estimate
 
 STRIP = 4
@@ -52,10 +52,10 @@ def home(site: Site, query: Query) -> Answer:
     if site.sources and not site.runs:  # folders were given to be compared
         return compare(site, query)
     cards = sorted((card(source) for source in site.sources), key=lambda card: -card.written)
-    return Answer(site.render("home.html", cards=cards, lead=lead(cards)))
+    return Answer(site.render("home.html", cards=cards, headline=headline(cards)))
 
 
-def lead(cards: Sequence[Card]) -> str:
+def headline(cards: Sequence[Card]) -> str:
     """Which run's last evaluation has the best first held-out reward, where all are measured alike; "" otherwise."""
     runs = [card for card in cards if card.course and card.course.headline and isinstance(card.source, RunSource)]
     firsts = [card.course.headline[0] for card in runs if card.course]
@@ -67,7 +67,7 @@ def lead(cards: Sequence[Card]) -> str:
     best = min(known) if firsts[0].lower else max(known)
     if known.count(best) > 1:
         return ""
-    name, title = told(firsts[0].name, firsts[0].lower), runs[known.index(best)].source.title
+    name, title = describe_reward(firsts[0].name, firsts[0].lower), runs[known.index(best)].source.title
     seeds = seeds_of([card.source for card in runs])
     of = f" of {seeds}" if seeds else ""
     return f"{'Lowest' if firsts[0].lower else 'Highest'} held-out {name}{of}: {title}, {three(best)}"

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from diffrl.gallery.asked import orders, paged, wanted
 from diffrl.gallery.columns import evaluations_left_out, exported_states, label, main_states, named, options
-from diffrl.gallery.compare import arrange, containing, match, within
+from diffrl.gallery.compare import arrange, filter_by_prompt, filter_by_range, match
 from diffrl.gallery.errors import GalleryError
 from diffrl.gallery.pages.compare import of_folders
 from diffrl.gallery.query import Query
@@ -26,15 +26,15 @@ def samples(site: Site, query: Query) -> Answer:
     state = _state(source, states, query.text("state"))
     columns = named([(source, state)])
     asked = wanted(query, columns, list(orders(False, "any")))
-    found = match([source.briefs(state, asked.reward)], [columns[0].stream]).rows
-    rows = arrange(within(containing(found, asked.prompt), asked.low, asked.high), asked.sort)
+    matched = match([source.briefs(state, asked.reward)], [columns[0].stream]).rows
+    rows = arrange(filter_by_range(filter_by_prompt(matched, asked.prompt), asked.low, asked.high), asked.sort)
     shown, number, pages = paged(query, rows, PAGE, site.links.exported)
     last = main_states(states)[-1]
 
     def address(of: State) -> str:
         return site.links.page("samples", run=source.key, state=None if of == last else of.key)
 
-    known = [value for row in found if (value := row.values[0]) is not None]
+    known = [value for row in matched if (value := row.values[0]) is not None]
     values = {
         "source": source,
         "run": run,
@@ -65,9 +65,9 @@ def samples(site: Site, query: Query) -> Answer:
 
 def _state(source: Source, states: list[State], key: str) -> State:
     """The state that was asked for; the last evaluation without."""
-    found = {state.key: state for state in states}
+    known = {state.key: state for state in states}
     if not key:
         return main_states(states)[-1]
-    if key not in found:
+    if key not in known:
         raise GalleryError(f"{source.title} has no samples of {key[:100]!r}. Choose another of its evaluations.", 404)
-    return found[key]
+    return known[key]

@@ -235,7 +235,6 @@ def add_routes(app: FastAPI, site: Site) -> None:
     `site.options["random"]`, a `random.Random`, makes order and sides known to a test.
     """
     ballots = Ballots(site.options.get("random"))
-    file = Path(site.options["votes"])
 
     def show(request: Request) -> Response:
         query = Query({key: request.query_params.getlist(key) for key in request.query_params})
@@ -252,7 +251,7 @@ def add_routes(app: FastAPI, site: Site) -> None:
         return Response(vote_page(site, ballot), media_type="text/html; charset=utf-8")
 
     def take(fields: Mapping[str, str]) -> Ballot:
-        ballot = ballots.get(fields.get("session", ""))
+        ballot, file = ballots.get(fields.get("session", "")), Path(site.options["votes"])
         if fields.get("key") != ballot.key:
             raise GalleryError("A vote needs the key of its page. Got another. Reload the page.", 403)
         if fields.get("choice") == "undo":

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Sequence
 
+from diffrl.credit.rules import recorded_rule
 from diffrl.gallery.trees.facts import against, amount, split_facts
 from diffrl.gallery.trees.numbers import NOTHING, compact, known, number, push
 from diffrl.gallery.trees.sections import Fact, Section, counts, fact, naming
@@ -228,7 +229,7 @@ def _idle_images(view: TreeView) -> Rows:
 def _single_child_splits(view: TreeView) -> int:
     """Count splits of which one branch is left, where credit rests on the difference between branches."""
     rule = view.record.rule
-    stepwise = rule.get("reward") in ("incremental", "turning_point")
+    stepwise = recorded_rule(rule.get("reward")).differences
     if rule.get("value", "leaves") != "leaves" or not (stepwise or rule.get("normalise") == "siblings"):
         return 0
     alive = [

@@ -53,7 +53,7 @@ def three(tmp_path):
 
 def cells(text: str) -> dict[str, list[str]]:
     """The table's cells, by the run of its row."""
-    table = re.search(r'<table class="standings".*?</table>', text, re.S)[0]
+    table = re.search(r'<table class="score-table".*?</table>', text, re.S)[0]
     rows = re.findall(r'<th scope="row">(?:<i [^>]*></i> )?(.*?)</th>(.*?)</tr>', table, re.S)
     plain = {
         label: [re.sub(r"<[^>]*>", "", cell) for cell in re.findall(r"<td.*?</td>", row, re.S)] for label, row in rows
@@ -90,7 +90,7 @@ def test_means_differences_and_intervals_over_prompts(three, client_of, baseline
 
 def test_grey_is_what_the_interval_does_not_resolve(three, client_of):
     text = client_of(*three).get(address(three, against="two@eval-4")).text
-    table = re.search(r'<table class="standings".*?</table>', text, re.S)[0]
+    table = re.search(r'<table class="score-table".*?</table>', text, re.S)[0]
     difference = r'<td class="number"><span class="(\w*)">([+−][\d.]+)</span></td>'
     marks = re.findall(difference + r'\n<td class="number[^"]*">([+−])[\d.]+ to ([+−])', table)
     assert len(marks) == 2

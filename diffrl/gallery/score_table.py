@@ -16,12 +16,12 @@ from diffrl.statistics import Estimate, clustered_estimate
 
 
 @dataclass(frozen=True)
-class Standing:
+class ScoreRow:
     """One column.
 
     Args:
         column: which.
-        place: of it.
+        index: of it among them.
         count: samples with a value, of those that stand beside another.
         mean: of them; None without any.
         change: paired difference from the baseline, its interval over prompts; None of the baseline itself, and where
@@ -33,7 +33,7 @@ class Standing:
     """
 
     column: Column
-    place: int
+    index: int
     count: int
     mean: float | None
     change: Estimate | None
@@ -49,7 +49,7 @@ class Standing:
 
 
 @dataclass(frozen=True)
-class Leading:
+class Best:
     """The column with the best mean.
 
     Args:
@@ -82,43 +82,43 @@ def paired_means(rows: Sequence[Row]) -> tuple[float, float]:
     return sum(first) / len(first), sum(second) / len(second)
 
 
-def standings(columns: Sequence[Column], rows: Sequence[Row], baseline: int, lower: bool = False) -> list[Standing]:
+def score_table(columns: Sequence[Column], rows: Sequence[Row], baseline: int, lower: bool = False) -> list[ScoreRow]:
     """One standing a column, in the columns' order.
 
     Args:
         columns: at least two.
         rows: all that stand beside each other.
-        baseline: place of the column that the others are compared with.
+        baseline: index of the column that the others are compared with.
         lower: whether less is better of the reward.
     """
-    found = []
-    for place, column in enumerate(columns):
-        versus = [row._replace(pair=(place, baseline)) for row in rows]
-        change = paired_change(versus) if place != baseline else None
-        values = [value for row in rows if (value := row.values[place]) is not None]
+    table = []
+    for index, column in enumerate(columns):
+        versus = [row._replace(pair=(index, baseline)) for row in rows]
+        change = paired_change(versus) if index != baseline else None
+        values = [value for row in rows if (value := row.values[index]) is not None]
         mean = sum(values) / len(values) if values else None
         counts, means = summarise(versus, lower), paired_means(versus) if change else None
-        found.append(Standing(column, place, len(values), mean, change, counts, *spent(column), means))
-    return found
+        table.append(ScoreRow(column, index, len(values), mean, change, counts, *spent(column), means))
+    return table
 
 
-def leading(columns: Sequence[Column], rows: Sequence[Row], found: Sequence[Standing], lower: bool) -> Leading | None:
+def best_column(columns: Sequence[Column], rows: Sequence[Row], table: Sequence[ScoreRow], lower: bool) -> Best | None:
     """The best column of three or more against the next best; None of fewer, and where nothing is paired.
 
     Args:
         columns: that stand beside each other.
         rows: all that stand beside each other.
-        found: their standings.
+        table: of these columns.
         lower: whether less is better of the reward.
     """
     known = sorted(
-        (-(one.mean or 0.0) if not lower else one.mean or 0.0, one.place) for one in found if one.mean is not None
+        (-(one.mean or 0.0) if not lower else one.mean or 0.0, one.index) for one in table if one.mean is not None
     )
     if len(known) < 3:
         return None
-    first, second = (place for _, place in known[:2])
+    first, second = (index for _, index in known[:2])
     change = paired_change([row._replace(pair=(first, second)) for row in rows])
-    return change and Leading(columns[first], columns[second], found[first].mean or 0.0, change)
+    return change and Best(columns[first], columns[second], table[first].mean or 0.0, change)
 
 
 def seeds_of(sources: Sequence[Source]) -> str:
