@@ -26,15 +26,13 @@ from diffrl.data.prompts import load_prompts
 from diffrl.errors import ConfigError
 from diffrl.models.architecture import Architecture, describe_pipeline
 from diffrl.models.family import ENCODINGS_KEPT
+from diffrl.precision.facts import BASE_PRECISIONS
 from diffrl.precision.formats import PRECISIONS
 
 ADAM_STATE_BYTES = {"adamw": 8, "adamw_8bit": 2}
 LIBRARIES = 2**30
 """What torch, diffusers and transformers hold once imported: 1.0 GiB resident, measured on a CPU with torch 2.15.
 A CUDA context takes about as much."""
-
-BASE_BYTES: Mapping[str, float] = {"int8": 1.0, "nf4": 0.5 + 1 / 64}
-"""Bytes of a quantised weight under a LoRA: a row's scale vanishes; nf4 has a scale byte for 64 weights."""
 
 
 @dataclass(frozen=True)
@@ -211,7 +209,10 @@ def _weights(config: Config, found: Architecture, parts: ParameterCounts, world_
     base = dtype * parts.network if m.lora is not None else 0
     if m.base_precision is not None:
         plain = [{name: shape for name, shape in n.items() if name not in BUFFERS} for n in networks]
-        base = sum(quantised_bytes(n, m.facts.exclude, BASE_BYTES[m.base_precision], dtype) for n in plain)
+        base = sum(
+            quantised_bytes(n, m.facts.exclude, BASE_PRECISIONS[m.base_precision].bytes_per_weight, dtype)
+            for n in plain
+        )
     share = world_size if config.train.sharding == "fsdp" else 1
     kept = {
         "libraries": LIBRARIES,

@@ -12,6 +12,7 @@ from torch import Tensor
 from diffrl.config.schema import Config
 from diffrl.cost.meter import PhaseClock
 from diffrl.credit.assign import CreditRule, assign_credit, kept_edges
+from diffrl.credit.rules import reward_rule
 from diffrl.functional.advantages import gdpo_advantage
 from diffrl.functional.combine import scaled_reward
 from diffrl.models.adapter import Conditioning
@@ -196,7 +197,7 @@ class Crediting:
         }
 
     def _turning_metrics(self, credit: Credit) -> Metrics:
-        if self.config.credit.reward != "turning_point":
+        if not reward_rule(self.config.credit.reward).by_turns:
             return {}
         return {"credit/turning_edges": self.session.ranks.count(int(credit.turning.sum()))}
 

@@ -13,6 +13,7 @@ from torch import Tensor
 
 from diffrl.config.objective import ObjectiveSettings
 from diffrl.config.schema import Config
+from diffrl.credit.rules import recorded_rule
 from diffrl.records import Credit, CreditDetail, Forest, Rollout, Samples
 from diffrl.rollout.tree import paths_to, sample_paths
 from diffrl.trees.record import TreeLeaf, TreeNode, TreeRecord
@@ -89,12 +90,12 @@ def sketch(
     trains = trained_edges(config.objective, samples.rollout, credit, kept).tolist()
     used = paths_to(samples.rollout.forest, torch.nonzero(credit.used).flatten())
     pruned, places = (used & ~kept).tolist(), redrawn[rows].tolist()
-    turns = _turns(detail, places) if rule.get("reward") == "turning_point" else None
+    turns = _turns(detail, places) if recorded_rule(rule.get("reward")).by_turns else None
     turning, sigmas = credit.turning.tolist(), [_digits(sigma) for sigma in samples.rollout.sigmas.tolist()]
     shape = zip(*(c[rows].tolist() for c in (forest.parent, forest.step, forest.child, forest.root)), strict=True)
     nodes = []
     for i, ((parent, step, child, root), own, node) in enumerate(zip(shape, places, number, strict=True)):
-        is_drawn, is_edge = own >= 0, own >= 0 and parent >= 0
+        is_sampled, is_edge = own >= 0, own >= 0 and parent >= 0
         nodes.append(
             TreeNode(
                 id=i,
@@ -103,8 +104,8 @@ def sketch(
                 child=child,
                 step=step if step >= 0 else None,
                 sigma=sigmas[step + 1],
-                drawn=is_drawn,
-                value=values[own] if is_drawn else None,
+                sampled=is_sampled,
+                value=values[own] if is_sampled else None,
                 credited=credited[own] if is_edge else None,
                 advantage=advantages[own] if is_edge else None,
                 turning=is_edge and turning[own],
