@@ -13,7 +13,6 @@ from rich.console import Console
 
 from diffrl.config import Config
 from diffrl.cost.host_limits import processes_here
-from diffrl.distributed.ranks import wait_for_all
 from diffrl.preflight.machine import world_size
 from diffrl.preflight.preview import Preview
 from diffrl.preflight.stages import open_session, require_look
@@ -78,12 +77,12 @@ def train(
         require_alike_on_ranks(session)
         _begin(session, accept_changed_inputs)
         with _one_trainer(session, run_dir):
-            if session.accelerator.is_main_process:
+            if session.ranks.is_main:
                 new_run_dir(config)  # again, now that nobody else can take it
                 create_run_dir(
                     run_dir, session.config, _environment(session) | origin(session.config), _rewards(session)
                 )
-            wait_for_all(session.accelerator)
+            session.ranks.wait()
             run_to_completion(session, run_dir, None, console, stop, callbacks)
     return run_dir
 
@@ -158,8 +157,8 @@ def _go_on(
             changed |= others
     if checkpoint is None:
         _begin(session, accept)
-    wait_for_all(session.accelerator)  # nothing is moved before all have looked
-    if session.accelerator.is_main_process:
+    session.ranks.wait()  # nothing is moved before all have looked
+    if session.ranks.is_main:
         notes += lost_history(run_dir, checkpoint.step) if checkpoint else []
         otherwise = (overridden and "run.iterations" in changed) or bool(changed.keys() & session.inputs.keys())
         notes += set_aside(run_dir) if from_start else make_room(run_dir, checkpoint, otherwise)
@@ -170,7 +169,7 @@ def _go_on(
         for message in notes + note_resumption(run_dir, _environment(session), step, changed):
             console.print(message, highlight=False, markup=False)
         note_rewards(run_dir, _rewards(session))
-    wait_for_all(session.accelerator)
+    session.ranks.wait()
     run_to_completion(session, run_dir, checkpoint, console, stop, callbacks)
 
 
@@ -206,11 +205,11 @@ def _printer(console: Console) -> Callable[[str], None]:
 
 def _one_trainer(session: Session, run_dir: Path) -> AbstractContextManager[None]:
     """The lock on the run, which the first rank holds for all."""
-    return locked(run_dir) if session.accelerator.is_main_process else nullcontext()
+    return locked(run_dir) if session.ranks.is_main else nullcontext()
 
 
 def _environment(session: Session) -> dict[str, Any]:
-    made = environment(session.device, session.config.model.dtype, session.accelerator.num_processes)
+    made = environment(session.device, session.config.model.dtype, session.ranks.world)
     return made | ({"prompts": list(session.prompt_notes)} if session.prompt_notes else {})
 
 

@@ -18,13 +18,14 @@ from reward_models.common.messages import closest, describe, quote
 from reward_models.common.own_modules import import_own
 
 OBJECTIVES: Mapping[str, str] = {
-    "grpo": "diffrl.objectives.grpo:GRPO",
-    "nft": "diffrl.objectives.nft:NFT",
-    "awm": "diffrl.objectives.awm:AWM",
-    "dgpo": "diffrl.objectives.dgpo:DGPO",
-    "crd": "diffrl.objectives.crd:CRD",
-    "tilt": "diffrl.objectives.tilt:Tilt",
+    "grpo": "diffrl.objectives.grpo:GrpoSettings",
+    "nft": "diffrl.objectives.nft:NftSettings",
+    "awm": "diffrl.objectives.awm:AwmSettings",
+    "dgpo": "diffrl.objectives.dgpo:DgpoSettings",
+    "crd": "diffrl.objectives.crd:CrdSettings",
+    "tilt": "diffrl.objectives.tilt:TiltSettings",
 }
+OWN_OBJECTIVE = "diffrl.objectives.own:OwnObjectiveSettings"
 SELECTIONS: Mapping[str, str] = {
     "best_worst": "diffrl.functional.selection:best_worst",
     "max_variance": "diffrl.functional.selection:max_variance",
@@ -33,10 +34,10 @@ SELECTIONS: Mapping[str, str] = {
     "all": "diffrl.functional.selection:select_all",
 }
 CREDIT_RULES: Mapping[str, str] = {
-    "outcome": "diffrl.credit.assign:outcome",
-    "fused": "diffrl.credit.assign:fused",
-    "incremental": "diffrl.credit.assign:incremental",
-    "turning_point": "diffrl.credit.assign:turning_point",
+    "outcome": "diffrl.credit.rules:OUTCOME",
+    "fused": "diffrl.credit.rules:FUSED",
+    "incremental": "diffrl.credit.rules:INCREMENTAL",
+    "turning_point": "diffrl.credit.rules:TURNING_POINT",
 }
 PRECISIONS: Mapping[str, str] = {
     "bfloat16": "diffrl.precision.formats.bfloat16:PRECISION",

@@ -85,10 +85,10 @@ class RewardBatch:
 
     def group_rows(self) -> list[list[int]]:
         """Rows of each group, in order of appearance."""
-        found: dict[Any, list[int]] = {}
+        rows_of: dict[Any, list[int]] = {}
         for row, key in enumerate(self.groups or self.prompts):
-            found.setdefault(key, []).append(row)
-        return list(found.values())
+            rows_of.setdefault(key, []).append(row)
+        return list(rows_of.values())
 
 
 @dataclass(frozen=True)
@@ -164,7 +164,8 @@ def output_of_pieces(
         names.update(dict.fromkeys(output.parts))
         for at, row in enumerate(places):
             parts = {name: float(values[at]) for name, values in output.parts.items()}
-            rows[row] = (float(output.raw[at]), parts, output.errors[at])
+            value, error = float(output.raw[at]), output.errors[at]
+            rows[row] = (value, parts, error or (None if output.ok[at] else f"returned {value:g}"))
             notes[row] = output.note(at)
     return output_of_rows(rows, list(names), notes)
 

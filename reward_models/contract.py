@@ -133,9 +133,9 @@ def _lacking(spec: ScorerSpec, batch: RewardBatch) -> str | None:
 
 def _samples(scorer: Scorer) -> list[Sample]:
     """The self-test's samples of the commonest size, at least three, filled up with drawings."""
-    found = [sample for contrast in contrasts_of(scorer) for sample in (contrast.good, contrast.bad)]
-    shape = found[0].media.shape
-    alike = [sample for sample in found if sample.media.shape == shape][:4]
+    samples = [sample for contrast in contrasts_of(scorer) for sample in (contrast.good, contrast.bad)]
+    shape = samples[0].media.shape
+    alike = [sample for sample in samples if sample.media.shape == shape][:4]
     for color in ("red", "blue", "green"):
         if len(alike) < 3:
             media = clip(color, "circle") if len(shape) == 4 else drawing(color, "circle", side=shape[-1])
@@ -149,14 +149,14 @@ def _scored(scorer: Scorer, batch: RewardBatch, what: str) -> tuple[RewardOutput
     Raises:
         RewardError: the scorer's own.
     """
-    given, settings = own_copy(batch), read_settings()
+    copied, settings = own_copy(batch), read_settings()
     try:
-        output = scorer(given)
+        output = scorer(copied)
     except RewardError:
         raise
     except _RAISED as error:
         return None, [f"Scoring {what} raised {describe(error)}."]
-    problems = [f"It must not change the {field} it is given." for field in changes(given, batch)]
+    problems = [f"It must not change the {field} it is given." for field in changes(copied, batch)]
     for setting in changed_settings(settings):
         problems.append(
             f"It must not draw from {setting.title}, nor seed them: give it a generator."
@@ -176,13 +176,13 @@ def _check_scores(scorer: Scorer, batch: RewardBatch) -> list[str]:
     count, what = len(batch), f"{len(batch)} {batch.kind}s"
     problems: list[str] = []
 
-    def score(given: RewardBatch, named: str, may_refuse: bool = False) -> Tensor | None:
+    def score(asked: RewardBatch, named: str, may_refuse: bool = False) -> Tensor | None:
         try:
-            output, wrong = _scored(scorer, given, named)
+            output, wrong = _scored(scorer, asked, named)
         except RewardError as error:
             output, wrong = None, [] if may_refuse else [f"Scoring {named} raised {describe(error)}."]
         problems.extend(problem for problem in wrong if problem not in problems)
-        if output is not None and given is batch and not bool(output.ok.any()):
+        if output is not None and asked is batch and not bool(output.ok.any()):
             problems.append(f"No sample could be scored: {output.errors[0]}")
             return None
         return None if output is None else output.raw

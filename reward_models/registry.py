@@ -118,9 +118,9 @@ def load_reward(name: str, **options: Any) -> Scorer:
             raise RewardError(
                 f"The reward {name} does not take these options: {unknown.group(1)}. {printable(error)}."
             ) from error
-        given = f" with the options {', '.join(options)}" if options else ""
+        received = f" with the options {', '.join(options)}" if options else ""
         raise RewardError(
-            f"The reward {name} cannot be made{given}: {describe(error)}. Check its options, and what it needs."
+            f"The reward {name} cannot be made{received}: {describe(error)}. Check its options, and what it needs."
         ) from error
     lacking = _lacking(made)
     if lacking:
@@ -187,8 +187,8 @@ def check_options(name: str, factory: Any, options: Mapping[str, Any]) -> None:
     if missing:
         if not options:
             _refuse_function_that_scores(name, factory)
-        given = ", ".join(map(str, options)) or "no options"
-        raise RewardError(f"The reward {name} needs the option {' and '.join(missing)}. Got {given}. Add it. {takes}")
+        names = ", ".join(map(str, options)) or "no options"
+        raise RewardError(f"The reward {name} needs the option {' and '.join(missing)}. Got {names}. Add it. {takes}")
 
 
 def _refuse_function_that_scores(name: str, function: Any) -> None:

@@ -103,8 +103,8 @@ def default_contrasts(kind: str) -> list[Contrast]:
 
 def contrasts_of(scorer: Scorer) -> list[Contrast]:
     """A scorer's own contrasts, or the default ones of the media it scores."""
-    own = getattr(scorer, "contrasts", None)
-    return list(own()) if own is not None else default_contrasts(scorer.spec.media[0])
+    contrasts = getattr(scorer, "contrasts", None)
+    return list(contrasts()) if contrasts is not None else default_contrasts(scorer.spec.media[0])
 
 
 def self_test(scorer: Scorer) -> SelfTest:

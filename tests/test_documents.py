@@ -11,6 +11,7 @@ import pytest
 import yaml
 
 from diffrl.bundled import recipes
+from diffrl.config.explain import RENAMED
 from diffrl.config.load import config_schema
 
 ROOT = Path(__file__).parent.parent
@@ -78,7 +79,7 @@ def test_commands_and_options_of_the_readme_exist():
 
 def test_keys_that_pages_name_are_keys():
     schema = config_schema()
-    keys = set(key_paths(schema, schema))
+    keys = set(key_paths(schema, schema)) | set(RENAMED)
     sections = set(schema["properties"])
     for page in PAGES:
         for code in re.findall(r"`([a-z_]+\.[a-z_.]+)(?::[^`]*|=[^`]*)?`", page.read_text(encoding="utf-8")):

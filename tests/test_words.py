@@ -44,8 +44,21 @@ PUBLIC = {("diffrl/rollout/noise.py", "own")}
 """Names that other people's code relies on."""
 
 DONE = (
-    *("checkpoint", "cli", "data", "doctor", "export", "functional", "preflight", "rollout", "run", "studies"),
+    "checkpoint",
+    "cli",
+    "data",
+    "distributed",
+    "doctor",
+    "export",
+    "functional",
+    "objectives",
+    "preflight",
+    "rewards",
+    "rollout",
+    "run",
+    "studies",
     "terminal",
+    "training",
 )
 """Rooms that keep to it."""
 

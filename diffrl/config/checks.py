@@ -6,19 +6,20 @@ from collections.abc import Callable, Mapping
 from functools import partial
 from typing import Any
 
-from diffrl.config.base import show
 from diffrl.config.credit import CreditSettings
 from diffrl.config.explore import SOL_RL
 from diffrl.config.method import TrainSettings
-from diffrl.config.objective import NftSettings, Objective
+from diffrl.config.objective import ObjectiveSettings
 from diffrl.config.phases import phases
 from diffrl.config.rewards import Rewards, RewardSettings
 from diffrl.config.rollout import NoSteps, RolloutSettings
+from diffrl.credit.rules import reward_rule
 from diffrl.functional.steps import least_steps
 from diffrl.functional.tree_counts import origins_per_tree
+from diffrl.sections import show
 
 
-def _enough_to_train(rollout: RolloutSettings, train: TrainSettings, objective: Objective) -> str | None:
+def _enough_to_train(rollout: RolloutSettings, train: TrainSettings, objective: ObjectiveSettings) -> str | None:
     counts = {}
     if objective.trains_samples:
         counts["rollout.tree's samples * objective.levels"] = rollout.tree.samples * objective.levels_per_sample
@@ -38,7 +39,7 @@ def _enough_to_train(rollout: RolloutSettings, train: TrainSettings, objective: 
     )
 
 
-def _groups_train_whole(train: TrainSettings, objective: Objective) -> str | None:
+def _groups_train_whole(train: TrainSettings, objective: ObjectiveSettings) -> str | None:
     if not objective.whole_groups or train.updates_per_iteration <= objective.levels_per_sample:
         return None
     return (
@@ -48,18 +49,18 @@ def _groups_train_whole(train: TrainSettings, objective: Objective) -> str | Non
     )
 
 
-def _something_stochastic(rollout: RolloutSettings, objective: Objective) -> str | None:
+def _something_stochastic(rollout: RolloutSettings, objective: ObjectiveSettings) -> str | None:
     if not isinstance(rollout.stochastic, NoSteps):
         return None
-    if objective.trains_steps and not isinstance(objective, NftSettings):
+    if objective.trains_steps and objective.steps_key is None:
         return (
             f"rollout.stochastic.kind must not be none with objective.kind: {objective.kind}, which trains stochastic "
             "steps. Got none. Choose all, window or splits, or objective.kind: nft."
         )
     if objective.trains_steps:
         return (
-            "objective.edges must be null with rollout.stochastic.kind: none: there are no stochastic steps to train. "
-            "Remove it, or add splits."
+            f"{objective.steps_key} must be null with rollout.stochastic.kind: none: there are no stochastic steps to "
+            "train. Remove it, or add splits."
         )
     return None
 
@@ -74,13 +75,13 @@ def _groups_can_be_full(rollout: RolloutSettings, credit: CreditSettings) -> str
 
 
 def _credit_has_its_tree(rollout: RolloutSettings, credit: CreditSettings) -> str | None:
-    chains = not rollout.tree.splits
-    if chains and credit.reward == "fused":
+    chains, rule = not rollout.tree.splits, reward_rule(credit.reward)
+    if chains and rule.needs_splits:
         return (
-            "credit.reward must be outcome, incremental or turning_point without rollout.tree.splits: a chain has one "
-            "reward to fuse. Got fused. Set outcome, or add splits."
+            f"credit.reward must not be {credit.reward} without rollout.tree.splits: a chain has one reward to fuse. "
+            "Set outcome, or add splits."
         )
-    if chains and credit.reward in ("incremental", "turning_point") and credit.value == "leaves":
+    if chains and rule.differences and credit.value == "leaves":
         return (
             "credit.value must be ode or predicted_x0 for steps of chains: with leaves every node of a chain is worth "
             f"the same and nothing would train. Got value=leaves, reward={show(credit.reward)}. Set value: ode, or add "
@@ -97,7 +98,7 @@ def _credit_has_its_tree(rollout: RolloutSettings, credit: CreditSettings) -> st
 
 
 def _splits_train(
-    rollout: RolloutSettings, train: TrainSettings, credit: CreditSettings, objective: Objective
+    rollout: RolloutSettings, train: TrainSettings, credit: CreditSettings, objective: ObjectiveSettings
 ) -> str | None:
     if not objective.trains_nodes:
         return None
@@ -125,7 +126,7 @@ def _splits_train(
     return None
 
 
-def _siblings_differ(rollout: RolloutSettings, credit: CreditSettings, objective: Objective) -> str | None:
+def _siblings_differ(rollout: RolloutSettings, credit: CreditSettings, objective: ObjectiveSettings) -> str | None:
     if not objective.trains_nodes:
         return None
     if rollout.tree.correlation == 0:
@@ -147,14 +148,14 @@ def _siblings_differ(rollout: RolloutSettings, credit: CreditSettings, objective
     return None
 
 
-def _credit_is_used(rollout: RolloutSettings, credit: CreditSettings, objective: Objective) -> str | None:
+def _credit_is_used(rollout: RolloutSettings, credit: CreditSettings, objective: ObjectiveSettings) -> str | None:
     if objective.trains_steps or objective.trains_nodes:
         return None
     if credit.reward == "outcome" and credit.prune.width is None and credit.prune.depth is None:
         return None
     edges, instead = "", ", or choose another objective"
-    if isinstance(objective, NftSettings):
-        edges, instead = " and no objective.edges", ", or add objective.edges"
+    if key := objective.steps_key:
+        edges, instead = f" and no {key}", f", or add {key}"
     return (
         f"credit.reward must be outcome, and credit.prune empty, with objective.kind: {objective.kind}{edges}: it "
         f"trains whole samples, not steps. Got reward={show(credit.reward)}. Set them so{instead}."
@@ -174,23 +175,13 @@ def _pruning_fits(rollout: RolloutSettings, credit: CreditSettings) -> str | Non
     )
 
 
-def _edges_are_on_policy(objective: Objective) -> str | None:
-    if not (objective.trains_steps and isinstance(objective, NftSettings) and objective.old_policy_is_ema):
-        return None
-    return (
-        "objective.old_decay_max must be 0 with objective.edges: a policy that lags draws steps whose ratio is not 1, "
-        f"and the clip would remove them. Got old_decay_max={show(objective.old_decay_max)}. Set it to 0 or remove "
-        "edges."
-    )
-
-
-def _guidance_is_of_the_loss(model: Any, objective: Objective) -> str | None:
-    asked = objective.sample_guidance
-    if asked is None or asked == 1 or model.facts.guidance == "classifier_free":
+def _guidance_is_of_the_loss(model: Any, objective: ObjectiveSettings) -> str | None:
+    guidance = objective.sample_guidance
+    if guidance is None or guidance == 1 or model.facts.guidance == "classifier_free":
         return None
     return (
         f"objective.guidance must be left at 1 with the family {model.family}, whose guidance is an input of the "
-        f"network: it is rollout.guidance_scale in the loss too. Got {show(asked)}. Remove it."
+        f"network: it is rollout.guidance_scale in the loss too. Got {show(guidance)}. Remove it."
     )
 
 
@@ -281,7 +272,6 @@ _CHECKS: tuple[tuple[tuple[str, ...], Callable[..., str | None]], ...] = (
     (("rollout", "credit", "objective"), _siblings_differ),
     (("rollout", "credit", "objective"), _credit_is_used),
     (("rollout", "credit"), _pruning_fits),
-    (("objective",), _edges_are_on_policy),
     (("model", "objective"), _guidance_is_of_the_loss),
     (("credit", "rewards"), _gdpo_has_several),
     (("run", "rewards"), _some_reward_counts),

@@ -9,7 +9,7 @@ from typing import Annotated, Any, Literal, Union, get_args, get_origin
 from pydantic import BaseModel
 from pydantic_core import ErrorDetails
 
-from diffrl.config.base import OWN, show
+from diffrl.sections import OWN, show
 from reward_models.common.messages import LONGEST_NAME, closest, cut
 
 Location = tuple[int | str, ...]

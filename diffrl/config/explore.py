@@ -6,7 +6,11 @@ from typing import Annotated, Literal
 
 from pydantic import Field
 
-from diffrl.config.base import (
+from diffrl.config.tree import TreeSettings
+from diffrl.precision.facts import AUTO, ENGINES, TRAINING
+from diffrl.precision.formats import PRECISIONS
+from diffrl.registry import SELECTIONS
+from diffrl.sections import (
     LONGEST_TEXT,
     MOST_ITERATIONS,
     MOST_SAMPLES,
@@ -15,10 +19,6 @@ from diffrl.config.base import (
     ListOf,
     Section,
 )
-from diffrl.config.tree import TreeSettings
-from diffrl.precision.facts import AUTO, ENGINES, TRAINING
-from diffrl.precision.formats import PRECISIONS
-from diffrl.registry import SELECTIONS
 
 SOL_RL = "sol_rl"
 """What stands in `exclude` for the layers that Sol-RL's code leaves as they are."""

@@ -6,7 +6,7 @@ from typing import Annotated, Literal, Self
 
 from pydantic import Field, model_validator
 
-from diffrl.config.base import MOST_ITERATIONS, MOST_SAMPLES, Section, problems, show
+from diffrl.sections import MOST_ITERATIONS, MOST_SAMPLES, Section, problems, show
 
 
 class EmaSettings(Section):

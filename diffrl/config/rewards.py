@@ -6,7 +6,7 @@ from typing import Annotated
 
 from pydantic import AfterValidator, Field
 
-from diffrl.config.base import ListOf, rule, show
+from diffrl.sections import ListOf, rule, show
 from reward_models.settings import RewardSettings
 
 __all__ = ["RewardSettings", "Rewards"]

@@ -7,7 +7,12 @@ from typing import Annotated, Any, Literal, Self
 
 from pydantic import Discriminator, Field, Tag, model_validator
 
-from diffrl.config.base import (
+from diffrl.config.explore import ExploreSettings, explore_problems
+from diffrl.config.tree import TreeSettings
+from diffrl.errors import ConfigError
+from diffrl.functional.steps import stochastic_steps
+from diffrl.registry import DYNAMICS, require_call, resolve
+from diffrl.sections import (
     MOST_GUIDANCE,
     MOST_ITERATIONS,
     MOST_SAMPLES,
@@ -19,11 +24,6 @@ from diffrl.config.base import (
     problems,
     show,
 )
-from diffrl.config.explore import ExploreSettings, explore_problems
-from diffrl.config.tree import TreeSettings
-from diffrl.errors import ConfigError
-from diffrl.functional.steps import stochastic_steps
-from diffrl.registry import DYNAMICS, require_call, resolve
 
 LEAST_NOISE, MOST_NOISE = 1.0e-4, 100
 """Bounds of a stochastic step's noise: below, float32 keeps less than three digits of it, and densities overflow."""

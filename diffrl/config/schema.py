@@ -7,7 +7,17 @@ from typing import Annotated, Literal, Self
 
 from pydantic import AfterValidator, Field, model_validator
 
-from diffrl.config.base import (
+from diffrl.config.checks import cross_section_problems
+from diffrl.config.credit import CreditSettings
+from diffrl.config.explore import SOL_RL
+from diffrl.config.method import GuardSettings, TrainSettings
+from diffrl.config.model import ModelSettings
+from diffrl.config.objective import SETTINGS, OneObjective
+from diffrl.config.rewards import Rewards
+from diffrl.config.rollout import RolloutSettings
+from diffrl.data.worlds import FILE_SUFFIXES, SOURCES, SPLITS, WORLDS, column_of, part_of, split_hint
+from diffrl.functional.guidance import Embedded
+from diffrl.sections import (
     LONGEST_PATH,
     LONGEST_TEXT,
     MOST_GUIDANCE,
@@ -19,16 +29,6 @@ from diffrl.config.base import (
     rule,
     show,
 )
-from diffrl.config.checks import cross_section_problems
-from diffrl.config.credit import CreditSettings
-from diffrl.config.explore import SOL_RL
-from diffrl.config.method import GuardSettings, TrainSettings
-from diffrl.config.model import ModelSettings
-from diffrl.config.objective import GrpoSettings, OneObjective
-from diffrl.config.rewards import Rewards
-from diffrl.config.rollout import RolloutSettings
-from diffrl.data.worlds import FILE_SUFFIXES, SOURCES, SPLITS, WORLDS, column_of, part_of, split_hint
-from diffrl.functional.guidance import Embedded
 from reward_models.common.messages import closest
 
 FOLDER_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,99}")
@@ -255,7 +255,7 @@ class Config(Section):
     rollout: RolloutSettings
     rewards: Rewards = Field(description="What the policy is trained on; their weighted sum is the reward.")
     credit: CreditSettings = CreditSettings()
-    objective: OneObjective = Field(GrpoSettings(kind="grpo"), description="The loss.")
+    objective: OneObjective = Field(SETTINGS["grpo"](kind="grpo"), description="The loss.")
     train: TrainSettings
     eval: EvalSettings
     guards: GuardSettings = GuardSettings()
@@ -291,24 +291,24 @@ class Config(Section):
         return trained or self.credit.value == "ode" or self.credit.fusion == "path_probability"
 
     @property
-    def reference_guidance(self) -> float:
+    def kl_guidance(self) -> float:
         """Guidance of the model before alignment, where the objective asks it."""
-        asked = self.objective.reference_guidance
-        return self.loss_guidance(self.objective.sample_guidance) if asked is None else asked
+        own = next((g for loss in self.objective.planned() if (g := loss.kl_guidance) is not None), None)
+        return self.loss_guidance(self.objective.sample_guidance) if own is None else own
 
-    def loss_guidance(self, asked: float | None) -> float:
+    def loss_guidance(self, guidance: float | None) -> float:
         """Guidance of the velocities that a loss is given.
 
         Guidance that is an input of the network, as FLUX has it, is that of the rollout whatever the loss is; what the
         loss asks for is then the classifier-free guidance beside it.
 
         Args:
-            asked: by the loss; None = that of the rollout.
+            guidance: that the loss asks for; None = that of the rollout.
         """
-        drawn = self.rollout.guidance_scale
-        if asked is None:
-            return drawn
-        return Embedded(drawn, asked) if self.model.facts.guidance == "embedded" else asked
+        scale = self.rollout.guidance_scale
+        if guidance is None:
+            return scale
+        return Embedded(scale, guidance) if self.model.facts.guidance == "embedded" else guidance
 
     @property
     def retakes_densities(self) -> bool:

@@ -8,7 +8,7 @@ from typing import Annotated, Any, Self
 
 from pydantic import AfterValidator, BeforeValidator, Field, model_validator
 
-from diffrl.config.base import MOST_SAMPLES, MOST_STEPS, ListOf, Section, problems, rule, show
+from diffrl.sections import MOST_SAMPLES, MOST_STEPS, ListOf, Section, problems, rule, show
 
 MOST_CHILDREN = 1000
 

@@ -15,7 +15,7 @@ from typing import Any
 from diffrl.config.idle import unused_keys
 from diffrl.config.phases import Cycle, phases
 from diffrl.config.schema import Config
-from diffrl.cost.flops import evaluation_flops
+from diffrl.cost.activations import activations_of
 from diffrl.cost.host_limits import processes_here
 from diffrl.cost.memory import Memory, estimate_memory
 from diffrl.cost.meter import training_cost
@@ -200,10 +200,12 @@ def make_plan(config: Config, world_size: int = 1) -> Plan:
     evaluations = config.run.evaluations
     guided, before, matched = (
         config.model.facts.calls_per_step(scale)
-        for scale in (r.guidance_scale, config.reference_guidance, config.loss_guidance(o.sample_guidance))
+        for scale in (r.guidance_scale, config.kl_guidance, config.loss_guidance(o.sample_guidance))
     )
     largest = max((one.rollout_size for one in costs), key=lambda one: one.stored).times(groups, world_size)
-    memory, notes = estimate_memory(config, largest, groups * first.origins // world_size, world_size)
+    activations = activations_of(config)
+    nodes = groups * first.origins // world_size
+    memory, notes = estimate_memory(config, largest, nodes, world_size, activations)
     free = int(o.knows_on_policy)  # an iteration's first update; see `Config.retakes_densities`
     again = over_the_run(lambda one: sum(even_parts(one.origins, t.updates_per_iteration)[free:]))
     retaken = again if config.retakes_densities else 0
@@ -212,9 +214,9 @@ def make_plan(config: Config, world_size: int = 1) -> Plan:
         "rollout": over_the_run(lambda one: one.rollout),
         "values": over_the_run(lambda one: one.values),
         "old": (noised * iterations if o.needs_old_velocity(config.old_is_policy) else 0) + retaken,
-        "group": noised * iterations if o.asks_group(config.old_is_policy) else 0,
+        "group": noised * iterations if o.needs_group_pass(config.old_is_policy) else 0,
         "update": trained,
-        "reference": (noised * iterations if noised else trained) if o.asks_reference else 0,
+        "reference": (noised * iterations if noised else trained) if o.needs_reference else 0,
     }
     looked_at = min(config.track.trees.prompts if config.track.trees else 0, groups // world_size)
     shown = config.tree_iterations * looked_at * max(one.starts for one in costs) * 2 * guided  # before and after
@@ -255,7 +257,7 @@ def make_plan(config: Config, world_size: int = 1) -> Plan:
         exact=r.explore is None or not r.tree.splits,
         checkpointing=t.gradient_checkpointing,
         memory=memory,
-        flops=evaluation_flops(config),
+        flops=None if activations[0] is None else activations[0].flops,
         tree_evaluations=shown,
         velocities={name: groups * count for name, count in per_iteration.items()},
         notes=(*notes, *unused_keys(config), *tree_notes(config, shown)),

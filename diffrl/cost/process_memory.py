@@ -5,7 +5,7 @@ from __future__ import annotations
 import resource
 import sys
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from diffrl.cost.gpus import Gpu
 from diffrl.cost.host_limits import (
@@ -19,6 +19,8 @@ from diffrl.cost.memory import LIBRARIES, Memory
 
 if TYPE_CHECKING:  # a plan needs no tensors
     import torch
+
+    from diffrl.distributed.ranks import Ranks
 
 TRY = "The estimate is rough: guards.memory=warn tries all the same."
 LESS = (
@@ -75,16 +77,14 @@ def offer_here(device: torch.device, started: int = 1) -> Offer:
     )
 
 
-def offer_to_all(accelerator: Any) -> Offer:
+def offer_to_all(ranks: Ranks) -> Offer:
     """Return the least that this run's machines offer a rank; no rank loads anything before all have looked.
 
     Args:
-        accelerator: joins the ranks, which all call this.
+        ranks: joins the ranks, which all call this.
     """
-    from diffrl.distributed.ranks import gather_objects
-
-    here = offer_here(accelerator.device, processes_here(accelerator.num_processes))
-    offers = gather_objects(accelerator, (here.gpu, here.host, here.mappable))
+    here = offer_here(ranks.device, processes_here(ranks.world))
+    offers = ranks.gather_objects((here.gpu, here.host, here.mappable))
     return Offer(
         *(min((size for size in sizes if size is not None), default=None) for sizes in zip(*offers, strict=True))
     )

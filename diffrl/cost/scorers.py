@@ -6,12 +6,12 @@ from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from diffrl.config.base import show
 from diffrl.config.rewards import RewardSettings
 from diffrl.config.schema import Config
 from diffrl.cost.repositories import BYTES
 from diffrl.errors import ConfigError
 from diffrl.models.published import reward_facts
+from diffrl.sections import show
 from reward_models.registry import SCORERS, factory_of
 
 PLACES = ("model", "checkpoint", "clip_model", "architecture", "engine", "pretrained")

@@ -1,10 +1,10 @@
-"""The few things that ranks say to each other. With one process every function is the identity."""
+"""The ranks of a run: what each knows of itself, and the few things that they say to each other."""
 
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, nullcontext
 from datetime import timedelta
 from typing import Any, TypeVar
 
@@ -27,19 +27,143 @@ LAUNCHERS = {
 """Variables by which `accelerate launch` asks for a way of splitting the model, and its name."""
 
 
-@dataclass(frozen=True)
-class OneProcess:
-    """What stands in for an `Accelerator` where nothing is trained and nobody else takes part."""
+class Ranks:
+    """This process among those of a run. Where it is alone, what is said to all comes back as it is.
 
-    num_processes: int = 1
-    process_index: int = 0
+    Numbers and small objects travel over `control`; gradients and weights alone over the backend of the device. What
+    ranks do together waits first until none of them has a call of a sharded network left to make (`lockstep`).
+
+    Args:
+        device: that this rank computes on.
+        world: processes of the run.
+        rank: of this one, from 0.
+        control: how ranks talk; None in one process.
+        accelerator: accelerate's, which wraps networks for DDP and holds trackers; None where nothing is trained.
+    """
+
+    def __init__(
+        self,
+        device: torch.device | None = None,
+        world: int = 1,
+        rank: int = 0,
+        control: Control | None = None,
+        accelerator: Any = None,
+    ):
+        self.device = torch.device("cpu") if device is None else device
+        self.world, self.rank, self.is_main = world, rank, rank == 0
+        self.lockstep: Lockstep | None = None
+        self._control, self._accelerator = control, accelerator
+
+    def _talk(self) -> Control:
+        """How ranks talk, once none has a call of a sharded network left."""
+        if self.lockstep:
+            self.lockstep.settle()
+        assert self._control is not None
+        return self._control
+
+    def gather(self, rows: Tensor) -> Tensor:
+        """Rows (B, ...) of all ranks, in rank order, on the CPU; every rank must bring the same number."""
+        return rows.cpu() if self.world == 1 else self._talk().gather(rows.cpu())
+
+    def gather_objects(self, value: T) -> list[T]:
+        """Every rank's value, small and of plain types, in rank order, on every rank."""
+        return [value] if self.world == 1 else self._talk().objects(value)
+
+    def sum(self, values: Tensor) -> Tensor:
+        """Elementwise sum over ranks, float64, on the CPU."""
+        values = values.to(torch.float64).cpu()
+        return values if self.world == 1 else self._talk().sum(values)
+
+    def count(self, number: float) -> int:
+        """Sum of a count over ranks."""
+        return int(self.sum(torch.tensor([float(number)]))[0])
+
+    def any(self, flag: bool) -> bool:
+        """Whether any rank says yes."""
+        return self.count(flag) > 0
+
+    def wait(self) -> None:
+        """Wait until every rank has come here."""
+        self.any(False)
+
+    def shared_names(self, names: Iterable[str]) -> list[str]:
+        """The names that any rank has, in one order: a rank on which a reward failed altogether lacks its parts."""
+        if self.world == 1:
+            return list(names)
+        return sorted({name for part in self.gather_objects(list(names)) for name in part})
+
+    def raise_on_all_ranks(self, work: Callable[[], T]) -> T:
+        """Do what may fail on one rank alone; what fails on any fails on all, or the others would wait for it forever.
+
+        Args:
+            work: exchanges nothing with other ranks.
+
+        Raises:
+            RewardError: it was raised here, or on another rank, which is named.
+            GuardStop: likewise.
+        """
+        if self.world == 1:
+            return work()
+        raised: RewardError | GuardStop | None = None
+        value: list[T] = []
+        try:
+            value.append(work())
+        except (RewardError, GuardStop) as error:
+            raised = error
+        error_here = None if raised is None else (isinstance(raised, GuardStop), str(raised))
+        everyone = self.gather_objects(error_here)
+        if raised is not None:
+            raise raised
+        for rank, problem in enumerate(everyone):
+            if problem is not None:
+                raise (GuardStop if problem[0] else RewardError)(f"On rank {rank}: {problem[1]}")
+        return value[0]
+
+    def average_gradients(self, parameters: Iterable[nn.Parameter]) -> None:
+        """Replace each gradient by its mean over ranks, where one that a rank lacks is 0; what all lack stays None."""
+        if self.world == 1:
+            return
+        parameters = list(parameters)
+        holders = self.sum(torch.tensor([float(p.grad is not None) for p in parameters])).tolist()
+        for parameter, count in zip(parameters, holders, strict=True):
+            if count:
+                gradient = torch.zeros_like(parameter) if parameter.grad is None else parameter.grad
+                parameter.grad = self._accelerator.reduce(gradient.detach(), reduction="mean")
+
+    def prepare(self, network: nn.Module) -> nn.Module:
+        """The network, whose gradients are averaged over ranks in the backward pass (DDP)."""
+        prepared: nn.Module = self._accelerator.prepare_model(network)
+        return prepared
+
+    @contextmanager
+    def sync_if(self, network: nn.Module, sync: bool) -> Iterator[None]:
+        """Let gradients travel between ranks with the last micro-batch only."""
+        with nullcontext() if sync or self.world == 1 else self._accelerator.no_sync(network):
+            yield
+
+    def keep_in_step(self, networks: Sequence[nn.Module]) -> None:
+        """From now on ranks may call these sharded networks a different number of times between two exchanges."""
+        assert self._control is not None
+        self.lockstep = Lockstep(networks, self._control.most)
+
+    def start_trackers(self, project: str, config: Mapping[str, Any], options: Mapping[str, Any]) -> None:
+        """Begin TensorBoard and W&B as far as they were asked for."""
+        self._accelerator.init_trackers(project, config=config, init_kwargs=options)
+
+    @property
+    def trackers(self) -> Sequence[Any]:
+        """Those that have begun, as accelerate wraps them."""
+        return self._accelerator.trackers if self._accelerator else ()
+
+    def track(self, values: Mapping[str, float], step: int) -> None:
+        """Log numbers to the trackers."""
+        self._accelerator.log(values, step=step)
 
 
-def make_accelerator(device: torch.device, trackers: list[str], project_dir: str, patience: float) -> Any:
-    """Return an `Accelerator` that leaves precision, accumulation, data loading and sharding to the trainer.
+def open_ranks(device: torch.device, trackers: list[str], project_dir: str, patience: float) -> Ranks:
+    """Return the ranks that were launched; precision, accumulation, data loading and sharding are left to the trainer.
 
-    Buffers are not broadcast: they never change, and ranks may call the network a different number of times. Its
-    `control` is how ranks talk; gradients and weights alone travel over the backend of the device.
+    Buffers are not broadcast: they never change, and ranks may call the network a different number of times.
 
     Args:
         device: whose backend is used.
@@ -66,107 +190,6 @@ def make_accelerator(device: torch.device, trackers: list[str], project_dir: str
         project_dir=project_dir,
         kwargs_handlers=[DistributedDataParallelKwargs(broadcast_buffers=False), InitProcessGroupKwargs(timeout=wait)],
     )
-    accelerator.control = Control(wait) if accelerator.num_processes > 1 else None
-    accelerator.lockstep = None
-    return accelerator
-
-
-def keep_in_step(accelerator: Any, networks: Sequence[nn.Module]) -> None:
-    """From now on ranks may call these sharded networks a different number of times between two exchanges."""
-    accelerator.lockstep = Lockstep(networks, accelerator.control.most)
-
-
-def lockstep_of(accelerator: Any) -> Lockstep | None:
-    """What keeps the ranks' calls of sharded networks in step; None if nothing is sharded."""
-    return getattr(accelerator, "lockstep", None)
-
-
-def _settle(accelerator: Any) -> None:
-    if lockstep := lockstep_of(accelerator):
-        lockstep.settle()
-
-
-def gather_rows(accelerator: Any, rows: Tensor) -> Tensor:
-    """Rows (B, ...) of all ranks, in rank order, on the CPU; every rank must bring the same number."""
-    if accelerator.num_processes == 1:
-        return rows.cpu()
-    _settle(accelerator)
-    gathered: Tensor = accelerator.control.gather(rows.cpu())
-    return gathered
-
-
-def gather_objects(accelerator: Any, value: T) -> list[T]:
-    """Every rank's value, small and of plain types, in rank order, on every rank."""
-    if accelerator.num_processes == 1:
-        return [value]
-    _settle(accelerator)
-    values: list[T] = accelerator.control.objects(value)
-    return values
-
-
-def shared_names(accelerator: Any, names: Iterable[str]) -> list[str]:
-    """The names that any rank has, in one order on all: a rank on which a reward failed altogether lacks its parts."""
-    if accelerator.num_processes == 1:
-        return list(names)
-    return sorted({name for own in gather_objects(accelerator, list(names)) for name in own})
-
-
-def raise_on_all_ranks(accelerator: Any, work: Callable[[], T]) -> T:
-    """Do what may fail on one rank alone; what fails on any rank fails on all, or the others would wait for it forever.
-
-    Args:
-        accelerator: joins the ranks.
-        work: exchanges nothing with other ranks.
-
-    Raises:
-        RewardError: it was raised here, or on another rank, which is named.
-        GuardStop: likewise.
-    """
-    if accelerator.num_processes == 1:
-        return work()
-    raised: RewardError | GuardStop | None = None
-    value: list[T] = []
-    try:
-        value.append(work())
-    except (RewardError, GuardStop) as error:
-        raised = error
-    error_here = None if raised is None else (isinstance(raised, GuardStop), str(raised))
-    everyone = gather_objects(accelerator, error_here)
-    if raised is not None:
-        raise raised
-    for rank, error in enumerate(everyone):
-        if error is not None:
-            raise (GuardStop if error[0] else RewardError)(f"On rank {rank}: {error[1]}")
-    return value[0]
-
-
-def sum_ranks(accelerator: Any, values: Tensor) -> Tensor:
-    """Elementwise sum over ranks, float64, on the CPU."""
-    values = values.to(torch.float64).cpu()
-    if accelerator.num_processes == 1:
-        return values
-    _settle(accelerator)
-    total: Tensor = accelerator.control.sum(values)
-    return total
-
-
-def average_gradients(accelerator: Any, parameters: Iterable[nn.Parameter]) -> None:
-    """Replace each gradient by its mean over ranks, where one that a rank lacks is zero; what all lack stays None."""
-    if accelerator.num_processes == 1:
-        return
-    parameters = list(parameters)
-    holders = sum_ranks(accelerator, torch.tensor([float(p.grad is not None) for p in parameters])).tolist()
-    for parameter, count in zip(parameters, holders, strict=True):
-        if count:
-            own = torch.zeros_like(parameter) if parameter.grad is None else parameter.grad
-            parameter.grad = accelerator.reduce(own.detach(), reduction="mean")
-
-
-def any_rank(accelerator: Any, flag: bool) -> bool:
-    """Return whether any rank says yes."""
-    return bool(sum_ranks(accelerator, torch.tensor([float(flag)]))[0] > 0)
-
-
-def wait_for_all(accelerator: Any) -> None:
-    """Wait until every rank has come here."""
-    any_rank(accelerator, False)
+    world = accelerator.num_processes
+    control = Control(wait) if world > 1 else None
+    return Ranks(accelerator.device, world, accelerator.process_index, control, accelerator)

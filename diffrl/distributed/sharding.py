@@ -14,6 +14,7 @@ import torch
 from torch import Tensor, nn
 
 from diffrl.distributed.gathered import is_sharded, whole
+from diffrl.distributed.ranks import Ranks
 from diffrl.errors import ConfigError
 
 
@@ -34,20 +35,22 @@ class Rows(Protocol):
         ...
 
 
-def make_mesh(accelerator: Any) -> Any:
-    """All ranks of the accelerator in one row."""
+def make_mesh(ranks: Ranks) -> Any:
+    """Return all ranks in one row."""
     from torch.distributed.device_mesh import init_device_mesh
 
-    return init_device_mesh(accelerator.device.type, (accelerator.num_processes,))
+    return init_device_mesh(ranks.device.type, (ranks.world,))
 
 
 def roots(network: nn.Module) -> list[nn.Module]:
     """The outermost modules of a network that name their blocks as diffusers' models do; mostly the network itself."""
-    found: list[nn.Module] = []
+    outermost: list[nn.Module] = []
     for module in network.modules():
-        if getattr(module, "_no_split_modules", None) and not any(module in set(other.modules()) for other in found):
-            found.append(module)
-    return found
+        if getattr(module, "_no_split_modules", None) and not any(
+            module in set(other.modules()) for other in outermost
+        ):
+            outermost.append(module)
+    return outermost
 
 
 def blocks(root: nn.Module) -> list[nn.Module]:
@@ -73,28 +76,28 @@ def shard_network(network: nn.Module, mesh: Any, widen: bool) -> list[nn.Module]
     """
     from torch.distributed.fsdp import fully_shard
 
-    found = roots(network)
-    if problem := _problem(network, found):
+    outermost = roots(network)
+    if problem := _problem(network, outermost):
         raise ConfigError(f"train.sharding: fsdp {problem} Or use train.sharding: none.")
     # Kept casts of every weight, which autocast makes for the length of a call, would undo the sharding.
     torch.set_autocast_cache_enabled(False)
-    for root in found:
+    for root in outermost:
         for module in (*blocks(root), root):
             if widen:
                 _widen(module)
             # The root too is freed after its forward pass: weights that change in between must be gathered anew.
             fully_shard(module, mesh=mesh, reshard_after_forward=True)
-    return found
+    return outermost
 
 
-def _problem(network: nn.Module, found: list[nn.Module]) -> str | None:
+def _problem(network: nn.Module, outermost: list[nn.Module]) -> str | None:
     """Why a network cannot be split; None if it can be."""
     name = type(network).__name__
-    inside = {id(parameter) for root in found for parameter in root.parameters()}
-    if not all(blocks(root) for root in found) or {id(parameter) for parameter in network.parameters()} - inside:
+    inside = {id(parameter) for root in outermost for parameter in root.parameters()}
+    if not all(blocks(root) for root in outermost) or {id(parameter) for parameter in network.parameters()} - inside:
         return f"needs a transformer that names its blocks (_no_split_modules). Got {name}, which does not."
-    if len(found) > 1:  # ranks could need different ones in the same pass of an update
-        return f"needs a model with one transformer. Got {len(found)} in {name}. Train a LoRA."
+    if len(outermost) > 1:  # ranks could need different ones in the same pass of an update
+        return f"needs a model with one transformer. Got {len(outermost)} in {name}. Train a LoRA."
     if any(not p.is_floating_point() or type(p.data) is not Tensor for p in network.parameters()):
         return "needs weights that are not quantised. Set model.base_precision: null."
     if any(getattr(module, "_compiled_call_impl", None) is not None for module in network.modules()):
@@ -144,8 +147,8 @@ def fill(target: Tensor, source: Mapping[str, Tensor], name: str) -> None:
         source: plain tensors; no more is read than this rank needs.
         name: of a tensor of the same shape.
     """
-    own, start = own_rows(target)
-    own.copy_(_read(source, name, own, start))
+    rows, start = own_rows(target)
+    rows.copy_(_read(source, name, rows, start))
 
 
 def read_like(source: Mapping[str, Tensor], name: str, like: Tensor | None) -> Tensor:
@@ -158,8 +161,8 @@ def read_like(source: Mapping[str, Tensor], name: str, like: Tensor | None) -> T
     """
     if like is None or not is_sharded(like) or shape_of(source, name) != tuple(like.shape):
         return source[name].clone()
-    own, start = own_rows(like)
-    part = _read(source, name, own, start).clone().to(own.device)
+    rows, start = own_rows(like)
+    part = _read(source, name, rows, start).clone().to(rows.device)
     from torch.distributed.tensor import DTensor
 
     return DTensor.from_local(
@@ -167,10 +170,10 @@ def read_like(source: Mapping[str, Tensor], name: str, like: Tensor | None) -> T
     )
 
 
-def _read(source: Mapping[str, Tensor], name: str, own: Tensor, start: int) -> Tensor:
-    if own.ndim == 0:
+def _read(source: Mapping[str, Tensor], name: str, rows: Tensor, start: int) -> Tensor:
+    if rows.ndim == 0:
         return source[name]
-    stop = start + len(own)
+    stop = start + len(rows)
     return source.rows(name, start, stop) if isinstance(source, Rows) else source[name][start:stop]
 
 

@@ -21,7 +21,7 @@ from diffrl.config.rewards import RewardSettings
 from diffrl.config.schema import EvalSettings
 from diffrl.data.prompts import read_prompts
 from diffrl.data.worlds import noise_stream
-from diffrl.distributed.ranks import OneProcess
+from diffrl.distributed.ranks import Ranks
 from diffrl.errors import ConfigError, DiffrlError, GuardStop
 from diffrl.export.measured import Measured, digest, measured, table_of
 from diffrl.export.pictures import SAMPLES, open_pipeline, require_run_or_model, write_sample
@@ -166,7 +166,7 @@ def measure(request: EvaluateRequest, tell: Callable[[str], None] = print) -> It
                 },
             )
             evaluation = evaluate(
-                OneProcess(),
+                Ranks(),
                 setting.adapter,
                 encode,
                 prompts,

@@ -53,5 +53,5 @@ def _leaves(run: Path, iteration: int, group: int, written: int) -> Leaves:
             record.name, node.id, f"{folder}/{node.picture}" if node.picture else None
         )
         for node in record.nodes
-        if node.leaf is not None and node.drawn and not node.leaf.audit
+        if node.leaf is not None and node.sampled and not node.leaf.audit
     }

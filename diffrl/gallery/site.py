@@ -168,10 +168,10 @@ class Site:
         body = self.render("message.html", message=str(error), status=error.status)
         return Answer(body, status=error.status, retry_after=error.retry_after)
 
-    def picture(
+    def image(
         self, source: Source, file: str | None, alt: str, size: int | None = 256, css: str = "", lazy: bool = True
     ) -> Markup:
-        """An image or a video as HTML; what has no file says so. Images of 128 pixels and less are shown crisp.
+        """Return an image or a video as HTML; what has no file says so. Images of 128 pixels and less are shown crisp.
 
         An image that moves stands still for who asked their system for less motion; static/motion.js plays it.
 
@@ -183,7 +183,7 @@ class Site:
             css: further classes.
             lazy: loaded when it comes near the window.
         """
-        macro = self.templates.get_template("picture.html").module.picture  # type: ignore[attr-defined]
+        macro = self.templates.get_template("image.html").module.image  # type: ignore[attr-defined]
         return Markup(macro(source, file, alt, size, css, lazy, moves(source, file)))
 
     def evaluations(self, source: Source, sample: Sample) -> str | None:

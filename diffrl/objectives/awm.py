@@ -1,21 +1,59 @@
 """AWM, advantage-weighted matching: the loss of pretraining on the policy's own samples, weighted by advantages.
 
-AWM, arXiv 2509.25050. With weighting `normalised`, on its own policy, it is DiffusionNFT.
+AWM, arXiv 2509.25050. With weighting `normalised`, on its own policy, it is DiffusionNFT. Departures
+(docs/methods/awm.md): 1. one old policy, which is the trained one or an average of it; 2. noise levels are stratified;
+3. samples without advantage are skipped; 4. the loss is computed in float32.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, ClassVar, Literal, Self
 
-from torch import Tensor
+from pydantic import Field, model_validator
 
-from diffrl.functional.matching import Weighting, awm_loss
-from diffrl.objectives.base import RunContext, States, asked, pulled
-from diffrl.objectives.noised import noised
-from diffrl.records import Credit, Rollout
-from diffrl.rollout.denoise import Velocity
+from diffrl.objectives.base import KlGuidedSettings, LossSettings, RunContext
+from diffrl.objectives.examples import States, add_reference_kl
+from diffrl.objectives.noised import DecayMax, Levels, NoiseRange, SampleLoss, SampleSettings, Units
+from diffrl.sections import problems, show
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+    from diffrl.functional.matching import Weighting
+    from diffrl.rollout.denoise import Velocity
+
+
+class AwmSettings(KlGuidedSettings, SampleSettings):
+    """AWM, advantage-weighted matching: the loss of pretraining on the policy's own samples, weighted by advantages."""
+
+    kind: Literal["awm"] = Field(description="Advantage-weighted matching, arXiv 2509.25050.")
+    levels: Levels = 6
+    noise_range: NoiseRange = 0.9
+    old_decay_max: DecayMax = 0.0
+    weighting: Literal["uniform", "sigma", "sigma_squared", "huber", "ghuber", "normalised"] = Field(
+        "ghuber",
+        description="Weight of the matching error; huber and ghuber damp large ones, normalised is DiffusionNFT's.",
+    )
+    power: float = Field(0.25, ge=1.0e-3, le=10, description="Power of ghuber. No effect with another weighting.")
+    clip: float = Field(1.0, ge=1.0e-6, le=1, description="The ratio counts within [1 - clip, 1 + clip].")
+
+    @model_validator(mode="after")
+    def _no_idle_keys(self) -> Self:
+        if self.weighting != "ghuber" and self.power != 0.25:
+            raise problems(
+                [
+                    f"objective.power must be left at 0.25 with objective.weighting: {self.weighting}, where it has no "
+                    f"effect. Got {show(self.power)}. Set weighting: ghuber or remove power."
+                ]
+            )
+        return self
+
+    def losses(self, context: RunContext) -> list[LossSettings]:
+        """One, of finished samples."""
+        awm = AWM(**self.fields_of(context), weighting=self.weighting, power=self.power, clip=self.clip)
+        return [LossSettings(awm, guidance=self.guidance, kl_guidance=self.kl_guidance)]
 
 
 @dataclass(frozen=True)
@@ -34,69 +72,35 @@ class MatchingExamples(States):
 
 
 @dataclass(frozen=True)
-class AWM:
-    """The objective.
+class AWM(SampleLoss[MatchingExamples]):
+    """The loss.
 
     Args:
-        seed: of the run; keys the noise of the examples.
         weighting: of the matching error, by noise level and size.
         power: of the weighting ghuber.
-        clip: the ratio counts within [1 - clip, 1 + clip].
-        kl: weight of mean |v - v_ref|^2; 0 is off.
-        levels: noise levels of each sample.
-        noise_range: they lie in [1 - noise_range, 1].
-        old_is_policy: as for `NFT`; then the ratio is 1.
+        clip: the ratio counts within [1 - clip, 1 + clip]; it is 1 on the own policy.
     """
 
-    seed: int
+    measures: ClassVar[tuple[str, ...]] = ("ratio", "ratio_error", "clipped", "approx_kl", "matching_error")
+
     weighting: Weighting = "ghuber"
     power: float = 0.25
     clip: float = 1.0
-    kl: float = 0.0
-    levels: int = 1
-    noise_range: float = 1.0
-    old_is_policy: bool = False
 
-    @classmethod
-    def build(cls, context: RunContext, **options: Any) -> AWM:
-        """Of a run; options are the fields between seed and old_is_policy."""
-        return cls(context.seed, old_is_policy=context.old_is_policy, **options)
-
-    @property
-    def needs_reference(self) -> bool:
-        """Whether the reference policy is evaluated."""
-        return self.kl > 0
-
-    @property
-    def needs_old_velocity(self) -> bool:
-        """The ratio is to its error."""
-        return not self.old_is_policy
-
-    @property
-    def metrics(self) -> tuple[str, ...]:
-        """Of the ratio and the error, and the distance to the reference."""
-        pulled = ("reference_kl",) if self.kl > 0 else ()
-        return ("ratio", "ratio_error", "clipped", "approx_kl", "matching_error", *pulled)
-
-    def examples(
-        self, rollout: Rollout, credit: Credit, grad_mask: Tensor, old: Velocity, micro_batch: int
-    ) -> MatchingExamples:
-        """Every sample at its noise levels; samples of no advantage are inactive unless the reference pulls."""
-        units = noised(rollout, self.seed, self.levels, self.noise_range)
-        active = credit.used if self.needs_reference else credit.used & (credit.outcome != 0)
-        active = active[units.sample].to(units.prompt.device)
-        velocity = asked(old, units.start, active & self.needs_old_velocity, micro_batch)
-        advantage = credit.outcome[units.sample].to(units.prompt.device)
-        return MatchingExamples(*units.start, active, units.target, advantage, velocity)
+    def collect(self, units: Units) -> MatchingExamples:
+        """Take the columns that the loss needs."""
+        return MatchingExamples(*units.states, units.noise.target, units.advantage, units.old_velocity)
 
     def loss(
         self, examples: MatchingExamples, policy: Velocity, reference: Velocity | None
     ) -> tuple[Tensor, Mapping[str, Tensor]]:
-        """See `Objective.loss`; metrics are those of `awm_loss` and, with a reference, reference_kl."""
+        """Weigh matching errors; metrics are those of `awm_loss` and, with a reference, reference_kl."""
+        from diffrl.functional.matching import awm_loss
+
         velocity = policy(*examples.start)
         loss, metrics = awm_loss(
             velocity,
-            examples.old_velocity if self.needs_old_velocity else velocity.detach(),
+            self.velocity_before(examples, velocity),
             examples.target,
             examples.sigma,
             examples.advantage,
@@ -105,8 +109,4 @@ class AWM:
             self.clip,
             self.clip,
         )
-        return pulled(loss, metrics, velocity, examples, reference, self.kl)
-
-    def on_policy_errors(self, rollout: Rollout, policy: Velocity, micro_batch: int) -> Sequence[tuple[int, float]]:
-        """None: no step of the rollout has a ratio."""
-        return ()
+        return add_reference_kl(loss, metrics, velocity, examples, reference, self.kl)

@@ -1,23 +1,54 @@
 """CRD, centred reward distillation: rewards that the policy implies differ within a group as the given ones do.
 
-CRD, arXiv 2603.14128. Centring removes what cannot be computed, the normalising constant of the optimum.
+CRD, arXiv 2603.14128. Centring removes what cannot be computed, the normalising constant of the optimum. Departures
+(docs/methods/crd.md): 1. one old policy for two; 2. one weight of the KL for all samples; 3. centring is uniform;
+4. means are over a prompt; 5. noise levels are stratified.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import TYPE_CHECKING, ClassVar, Literal
 
-import torch
-from torch import Tensor
+from pydantic import Field
 
-from diffrl.functional.losses import optimality
-from diffrl.functional.matching import crd_loss, group_mean, implicit_reward
-from diffrl.objectives.base import RunContext, States, asked, pulled
-from diffrl.objectives.noised import noised
-from diffrl.records import Credit, Rollout
-from diffrl.rollout.denoise import Velocity
+from diffrl.objectives.base import KlGuidedSettings, LossSettings, RunContext
+from diffrl.objectives.examples import States, add_reference_kl, predict_active
+from diffrl.objectives.noised import (
+    DecayMax,
+    DecayRate,
+    Kl,
+    Levels,
+    NoiseRange,
+    SampleLoss,
+    SampleSettings,
+    Units,
+)
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+    from diffrl.rollout.denoise import Velocity
+
+
+class CrdSettings(KlGuidedSettings, SampleSettings):
+    """CRD, centred reward distillation: rewards that the policy implies differ within a group as the given ones do."""
+
+    cancels_on_policy: ClassVar[frozenset[str]] = frozenset({"objective.beta"})
+
+    kind: Literal["crd"] = Field(description="Centred reward distillation, arXiv 2603.14128.")
+    kl: Kl = 0.1
+    levels: Levels = 20
+    noise_range: NoiseRange = 0.99
+    old_decay_rate: DecayRate = 0.005
+    old_decay_max: DecayMax = 0.999
+    beta: float = Field(1.0, ge=1.0e-6, le=1.0e6, description="Of the KL leash: implied rewards grow up to R / beta.")
+
+    def losses(self, context: RunContext) -> list[LossSettings]:
+        """One, of finished samples."""
+        crd = CRD(**self.fields_of(context), beta=self.beta)
+        return [LossSettings(crd, guidance=self.guidance, kl_guidance=self.kl_guidance)]
 
 
 @dataclass(frozen=True)
@@ -29,7 +60,7 @@ class DistillationExamples(States):
         target: (M, ...) the velocity noise - clean.
         reward: (M,) float32 in [0, 1].
         reward_mean: (M,) float32, over the unit's cell.
-        implicit_mean: (M,) float32, over the unit's cell; 0 until `CRD.compared`.
+        implicit_mean: (M,) float32, over the unit's cell; 0 until `CRD.precompute_group_terms`.
         old_velocity: (M, ...) of the policy that drew the samples; zeros where it was not asked.
     """
 
@@ -42,95 +73,77 @@ class DistillationExamples(States):
 
 
 @dataclass(frozen=True)
-class CRD:
-    """The objective.
+class CRD(SampleLoss[DistillationExamples]):
+    """The loss; on the own policy every implied reward is 0.
 
     Args:
-        seed: of the run; keys the noise of the examples.
         beta: of the KL leash.
-        kl: weight of mean |v - v_ref|^2; 0 is off.
-        levels: noise levels of each sample.
-        noise_range: they lie in [1 - noise_range, 1].
-        old_is_policy: as for `NFT`; then every implied reward is 0.
     """
 
-    seed: int
+    measures: ClassVar[tuple[str, ...]] = ("implicit_reward", "reward_gap")
+    whole_groups: ClassVar[bool] = True
+
     beta: float = 1.0
-    kl: float = 0.0
-    levels: int = 1
-    noise_range: float = 1.0
-    old_is_policy: bool = False
-
-    @classmethod
-    def build(cls, context: RunContext, **options: Any) -> CRD:
-        """Of a run; options are the fields between seed and old_is_policy."""
-        return cls(context.seed, old_is_policy=context.old_is_policy, **options)
 
     @property
-    def needs_reference(self) -> bool:
-        """Whether the reference policy is evaluated."""
-        return self.kl > 0
-
-    @property
-    def needs_old_velocity(self) -> bool:
-        """Implied rewards are measured from it."""
-        return not self.old_is_policy
+    def trains_uncredited(self) -> bool:
+        """Whether samples of no advantage train: always, because implied rewards may differ."""
+        return True
 
     @property
     def group_evaluations(self) -> int:
-        """Of the policy, unless it is the old one."""
+        """Evaluations of the policy, unless it is the old one."""
         return int(self.needs_old_velocity)
 
-    @property
-    def metrics(self) -> tuple[str, ...]:
-        """Of the implied rewards, and the distance to the reference."""
-        return ("implicit_reward", "reward_gap", *(("reference_kl",) if self.kl > 0 else ()))
+    def collect(self, units: Units) -> DistillationExamples:
+        """Take the columns that the loss needs."""
+        import torch
 
-    def examples(
-        self, rollout: Rollout, credit: Credit, grad_mask: Tensor, old: Velocity, micro_batch: int
-    ) -> DistillationExamples:
-        """Every sample at its noise levels; those of no advantage train too, because implied rewards may differ."""
-        units = noised(rollout, self.seed, self.levels, self.noise_range)
-        device = units.prompt.device
-        active = credit.used[units.sample].to(device)
-        velocity = asked(old, units.start, active & self.needs_old_velocity, micro_batch)
-        reward = optimality(credit.outcome)[units.sample].to(device)
-        mean = group_mean(reward, units.cell, active)
+        from diffrl.functional.losses import optimality
+        from diffrl.functional.matching import group_mean
+
+        reward, cell = optimality(units.advantage), units.noise.cell
+        mean = group_mean(reward, cell, units.active)
         return DistillationExamples(
-            *units.start, active, units.cell, units.target, reward, mean, torch.zeros_like(mean), velocity
+            *units.states,
+            cell=cell,
+            target=units.noise.target,
+            reward=reward,
+            reward_mean=mean,
+            implicit_mean=torch.zeros_like(mean),
+            old_velocity=units.old_velocity,
         )
 
-    def compared(
+    def precompute_group_terms(
         self,
         examples: DistillationExamples,
         index: Tensor,
         policy: Velocity,
-        reference: Velocity | None,
+        reference: Velocity,
         micro_batch: int,
     ) -> DistillationExamples:
-        """See `GroupObjective`: the mean of the rewards that the policy implies now, of the update's cells."""
+        """The mean of the rewards that the policy implies now, of the update's cells."""
+        from diffrl.functional.matching import group_mean, implicit_reward
+
         if not self.needs_old_velocity:
             return examples
         taken = examples.take(index)
-        now = asked(policy, taken.start, taken.active, micro_batch)
+        now = predict_active(policy, taken.start, taken.active, micro_batch)
         mean = group_mean(implicit_reward(now, taken.old_velocity, taken.target), taken.cell, taken.active)
         return replace(examples, implicit_mean=examples.implicit_mean.index_copy(0, index, mean))
 
     def loss(
         self, examples: DistillationExamples, policy: Velocity, reference: Velocity | None
     ) -> tuple[Tensor, Mapping[str, Tensor]]:
-        """See `Objective.loss`; metrics are those of `crd_loss` and, with a reference, reference_kl."""
+        """Distil centred rewards; metrics are those of `crd_loss` and, with a reference, reference_kl."""
+        from diffrl.functional.matching import crd_loss, implicit_reward
+
         velocity = policy(*examples.start)
-        before = examples.old_velocity if self.needs_old_velocity else velocity.detach()
         loss, metrics = crd_loss(
-            implicit_reward(velocity, before, examples.target),
+            implicit_reward(velocity, self.velocity_before(examples, velocity), examples.target),
             examples.implicit_mean,
             examples.reward,
             examples.reward_mean,
             self.beta,
         )
-        return pulled(loss, metrics, velocity, examples, reference, self.kl)
-
-    def on_policy_errors(self, rollout: Rollout, policy: Velocity, micro_batch: int) -> Sequence[tuple[int, float]]:
-        """None: no step of the rollout has a ratio."""
-        return ()
+        return add_reference_kl(loss, metrics, velocity, examples, reference, self.kl)

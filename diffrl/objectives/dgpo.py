@@ -1,22 +1,47 @@
 """DGPO, direct group preference optimisation: a group's samples against each other, measured from the reference policy.
 
-DGPO, arXiv 2510.08425. The samples of a prompt share noise levels and noise, so that their errors compare.
+DGPO, arXiv 2510.08425. The samples of a prompt share noise levels and noise, so that their errors compare. Departures
+(docs/methods/dgpo.md): 1. one old policy, which draws and clips; 2. noise levels are stratified; 3. samples without
+advantage count in their group and are not evaluated.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import TYPE_CHECKING, ClassVar, Literal
 
-from torch import Tensor
+from pydantic import Field
 
-from diffrl.functional.losses import velocity_kl
-from diffrl.functional.matching import dgpo_loss, group_weight
-from diffrl.objectives.base import RunContext, States, asked
-from diffrl.objectives.noised import noised
-from diffrl.records import Credit, Rollout
-from diffrl.rollout.denoise import Velocity
+from diffrl.objectives.base import LossSettings, RunContext
+from diffrl.objectives.examples import States, predict_active
+from diffrl.objectives.noised import DecayMax, NoiseRange, SampleLoss, SampleSettings, Units
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+    from diffrl.rollout.denoise import Velocity
+
+
+class DgpoSettings(SampleSettings):
+    """DGPO, direct group preference optimisation: a group's samples against each other, from the starting model."""
+
+    kind: Literal["dgpo"] = Field(description="Direct group preference optimisation, arXiv 2510.08425.")
+    kl: float = Field(1.0e-3, ge=0, le=1.0e6, description="Weight of mean |v - v_ref|^2; costs no evaluation here.")
+    levels: int = Field(4, ge=1, le=1000, description="Noise levels at which each group is trained.")
+    noise_range: NoiseRange = 0.6
+    old_decay_max: DecayMax = 0.3
+    beta: float = Field(
+        10.0, ge=1.0e-6, le=1.0e6, description="How soon a group weighs less once its better samples match better."
+    )
+    clip: float = Field(
+        0.05, ge=1.0e-6, lt=1, description="A sample trains while exp(d_old - d) is within [1 - clip, 1 + clip]."
+    )
+
+    def losses(self, context: RunContext) -> list[LossSettings]:
+        """One, of finished samples."""
+        dgpo = DGPO(**self.fields_of(context), beta=self.beta, clip=self.clip)
+        return [LossSettings(dgpo, guidance=self.guidance)]
 
 
 @dataclass(frozen=True)
@@ -29,8 +54,9 @@ class PreferenceExamples(States):
         target: (M, ...) the velocity noise - clean.
         advantage: (M,) float32.
         old_velocity: (M, ...) of the policy that drew the samples; zeros where it was not asked.
-        reference_velocity: (M, ...) of the reference; zeros until `DGPO.compared`, and where it was not asked.
-        weight: (M,) float32 of the unit's cell; 0 until `DGPO.compared`.
+        reference_velocity: (M, ...) of the reference; zeros until `DGPO.precompute_group_terms`, and where it was not
+            asked.
+        weight: (M,) float32 of the unit's cell; 0 until `DGPO.precompute_group_terms`.
     """
 
     cell: Tensor
@@ -43,95 +69,74 @@ class PreferenceExamples(States):
 
 
 @dataclass(frozen=True)
-class DGPO:
-    """The objective.
+class DGPO(SampleLoss[PreferenceExamples]):
+    """The loss; on the own policy the clip removes nothing.
 
     Args:
-        seed: of the run; keys the noise of the examples.
         beta: strength of the group's preference.
         clip: exp(d_old - d) counts within [1 - clip, 1 + clip].
-        kl: weight of mean |v - v_ref|^2; 0 is off.
-        levels: noise levels of each prompt.
-        noise_range: they lie in [1 - noise_range, 1].
-        old_is_policy: as for `NFT`; then the clip removes nothing.
     """
 
-    seed: int
+    measures: ClassVar[tuple[str, ...]] = ("matching_error", "group_weight", "clipped")
+    shared: ClassVar[bool] = True
+    whole_groups: ClassVar[bool] = True
+    precomputes_reference: ClassVar[bool] = True
+
     beta: float = 10.0
     clip: float = 0.05
-    kl: float = 0.0
-    levels: int = 1
-    noise_range: float = 1.0
-    old_is_policy: bool = False
-
-    @classmethod
-    def build(cls, context: RunContext, **options: Any) -> DGPO:
-        """Of a run; options are the fields between seed and old_is_policy."""
-        return cls(context.seed, old_is_policy=context.old_is_policy, **options)
-
-    @property
-    def needs_reference(self) -> bool:
-        """Not in the loss: `compared` asks for its velocities, and they are kept."""
-        return False
-
-    @property
-    def needs_old_velocity(self) -> bool:
-        """The clip is about its errors."""
-        return not self.old_is_policy
 
     @property
     def group_evaluations(self) -> int:
-        """Of the policy and of the reference."""
-        return 2
+        """One of the policy."""
+        return 1
 
-    @property
-    def metrics(self) -> tuple[str, ...]:
-        """Of the error, the group's weight and the clip, and the distance to the reference."""
-        return ("matching_error", "group_weight", "clipped", "reference_kl")
-
-    def examples(
-        self, rollout: Rollout, credit: Credit, grad_mask: Tensor, old: Velocity, micro_batch: int
-    ) -> PreferenceExamples:
-        """Every sample at its prompt's noise levels; those of no advantage are inactive unless the reference pulls."""
-        units = noised(rollout, self.seed, self.levels, self.noise_range, shared=True)
-        device = units.prompt.device
-        counts, advantage = (column[units.sample].to(device) for column in (credit.used, credit.outcome))
-        active = counts if self.kl > 0 else counts & (advantage != 0)
-        velocity = asked(old, units.start, active & self.needs_old_velocity, micro_batch)
-        unknown, weight = velocity.new_zeros(velocity.shape), advantage.new_zeros(advantage.shape)
+    def collect(self, units: Units) -> PreferenceExamples:
+        """Take the columns that the loss needs."""
         return PreferenceExamples(
-            *units.start, active, units.cell, counts, units.target, advantage, velocity, unknown, weight
+            *units.states,
+            cell=units.noise.cell,
+            counts=units.used,
+            target=units.noise.target,
+            advantage=units.advantage,
+            old_velocity=units.old_velocity,
+            reference_velocity=units.old_velocity.new_zeros(units.old_velocity.shape),
+            weight=units.advantage.new_zeros(units.advantage.shape),
         )
 
-    def compared(
+    def precompute_group_terms(
         self,
         examples: PreferenceExamples,
         index: Tensor,
         policy: Velocity,
-        reference: Velocity | None,
+        reference: Velocity,
         micro_batch: int,
     ) -> PreferenceExamples:
-        """See `GroupObjective`: the weights of the update's cells, and the reference's velocities."""
-        assert reference is not None
+        """The weights of the update's cells, and the reference's velocities."""
+        from diffrl.functional.losses import velocity_kl
+        from diffrl.functional.matching import group_weight
+
         taken = examples.take(index)
-        start = asked(reference, taken.start, taken.active, micro_batch)
-        now = asked(policy, taken.start, taken.active, micro_batch)
+        start = predict_active(reference, taken.start, taken.active, micro_batch)
+        now = predict_active(policy, taken.start, taken.active, micro_batch)
         errors = velocity_kl(now, taken.target), velocity_kl(start, taken.target)
-        found = group_weight(*errors, taken.advantage, taken.cell, taken.counts, self.beta)
+        weight = group_weight(*errors, taken.advantage, taken.cell, taken.counts, self.beta)
         return replace(
             examples,
             reference_velocity=examples.reference_velocity.index_copy(0, index, start),
-            weight=examples.weight.index_copy(0, index, found),
+            weight=examples.weight.index_copy(0, index, weight),
         )
 
     def loss(
         self, examples: PreferenceExamples, policy: Velocity, reference: Velocity | None
     ) -> tuple[Tensor, Mapping[str, Tensor]]:
-        """See `Objective.loss`; metrics are those of `dgpo_loss`, and reference_kl."""
+        """Match what the group prefers; metrics are those of `dgpo_loss`, and reference_kl."""
+        from diffrl.functional.losses import velocity_kl
+        from diffrl.functional.matching import dgpo_loss
+
         velocity = policy(*examples.start)
         loss, metrics = dgpo_loss(
             velocity,
-            examples.old_velocity if self.needs_old_velocity else velocity.detach(),
+            self.velocity_before(examples, velocity),
             examples.target,
             examples.advantage,
             examples.weight,
@@ -139,7 +144,3 @@ class DGPO:
         )
         distance = velocity_kl(velocity, examples.reference_velocity)
         return loss + self.kl * distance, {**metrics, "reference_kl": distance.detach()}
-
-    def on_policy_errors(self, rollout: Rollout, policy: Velocity, micro_batch: int) -> Sequence[tuple[int, float]]:
-        """None: no step of the rollout has a ratio."""
-        return ()

@@ -1,21 +1,70 @@
 """DiffusionNFT: two contrasted velocities on noised samples; neither a path nor a density is needed.
 
-DiffusionNFT, arXiv 2509.16117; what Sol-RL (arXiv 2604.06916) trains with.
+DiffusionNFT, arXiv 2509.16117; what Sol-RL (arXiv 2604.06916) trains with. Departures (docs/methods/diffusion_nft.md):
+1. samples without advantage are skipped; 2. noise levels are stratified; 3. v_old is computed once, before the updates.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, ClassVar, Literal, Self
 
-from torch import Tensor
+from pydantic import Field, model_validator
 
-from diffrl.functional.losses import nft_loss, optimality
-from diffrl.objectives.base import RunContext, States, asked, pulled
-from diffrl.objectives.noised import noised
-from diffrl.records import Credit, Rollout
-from diffrl.rollout.denoise import Velocity
+from diffrl.objectives.base import KlGuidedSettings, LossSettings, RunContext
+from diffrl.objectives.examples import States, add_reference_kl
+from diffrl.objectives.grpo import GRPO, Clip, ClipHigh
+from diffrl.objectives.noised import SampleLoss, SampleSettings, Units
+from diffrl.sections import Section, problems, show
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+    from diffrl.rollout.denoise import Velocity
+
+
+class EdgeLoss(Section):
+    """The part of an nft objective that trains stochastic steps by GRPO."""
+
+    weight: float = Field(1.0, ge=1.0e-6, le=1.0e6, description="Factor of its mean loss beside the mean NFT loss.")
+    clip: Clip = 1.0e-3
+    clip_high: ClipHigh = None
+
+
+class NftSettings(KlGuidedSettings, SampleSettings):
+    """DiffusionNFT: contrast on noised samples, in which neither a path nor a density is needed."""
+
+    steps_key: ClassVar[str | None] = "objective.edges"
+    cancels_on_policy: ClassVar[frozenset[str]] = frozenset({"objective.beta"})
+
+    kind: Literal["nft"] = Field(description="DiffusionNFT, arXiv 2509.16117.")
+    beta: float = Field(
+        1.0, ge=1.0e-6, le=1.0e6, description="How far the two contrasted velocities lie from the old one."
+    )
+    edges: EdgeLoss | None = Field(None, description="Train the stochastic steps too. null = no.")
+
+    @model_validator(mode="after")
+    def _edges_are_on_policy(self) -> Self:
+        if self.edges is not None and self.old_policy_is_ema:
+            raise problems(
+                [
+                    "objective.old_decay_max must be 0 with objective.edges: a policy that lags draws steps whose "
+                    "ratio is not 1, and the clip would remove them. "
+                    f"Got old_decay_max={show(self.old_decay_max)}. Set it "
+                    "to 0 or remove edges."
+                ]
+            )
+        return self
+
+    def losses(self, context: RunContext) -> list[LossSettings]:
+        """One of finished samples, and one of edges where they train too."""
+        nft = NFT(**self.fields_of(context), beta=self.beta)
+        losses = [LossSettings(nft, guidance=self.guidance, kl_guidance=self.kl_guidance)]
+        if (edges := self.edges) is not None:
+            grpo = GRPO(context.transition, edges.clip, edges.clip_high or edges.clip)
+            losses.append(LossSettings(grpo, edges.weight))
+        return losses
 
 
 @dataclass(frozen=True)
@@ -34,73 +83,37 @@ class NoisedExamples(States):
 
 
 @dataclass(frozen=True)
-class NFT:
-    """The objective.
+class NFT(SampleLoss[NoisedExamples]):
+    """The loss; before the first update its metric velocity_gap is 0.
 
     Args:
-        seed: of the run; keys the noise of the examples.
         beta: how far the contrasted velocities lie from the old one.
-        kl: weight of mean |v - v_ref|^2; 0 is off.
-        levels: noise levels of each sample.
-        noise_range: they lie in [1 - noise_range, 1].
-        old_is_policy: the policy that drew the samples is the one that is trained, and every example is used before it
-            changes; then v_old is its own velocity, without gradient, and costs no evaluation.
     """
 
-    seed: int
+    measures: ClassVar[tuple[str, ...]] = ("loss_plus", "loss_minus", "velocity_gap")
+
     beta: float = 1.0
-    kl: float = 0.0
-    levels: int = 1
-    noise_range: float = 1.0
-    old_is_policy: bool = False
 
-    @classmethod
-    def build(cls, context: RunContext, **options: Any) -> NFT:
-        """Of a run; options are beta, kl, levels and noise_range."""
-        return cls(context.seed, old_is_policy=context.old_is_policy, **options)
+    def collect(self, units: Units) -> NoisedExamples:
+        """Take the columns that the loss needs."""
+        from diffrl.functional.losses import optimality
 
-    @property
-    def needs_reference(self) -> bool:
-        """Whether the reference policy is evaluated."""
-        return self.kl > 0
-
-    @property
-    def needs_old_velocity(self) -> bool:
-        """The contrast is about its velocities."""
-        return not self.old_is_policy
-
-    @property
-    def metrics(self) -> tuple[str, ...]:
-        """Of the contrast, and the distance to the reference."""
-        return ("loss_plus", "loss_minus", "velocity_gap", *(("reference_kl",) if self.kl > 0 else ()))
-
-    def examples(
-        self, rollout: Rollout, credit: Credit, grad_mask: Tensor, old: Velocity, micro_batch: int
-    ) -> NoisedExamples:
-        """Every sample at its noise levels; samples of no advantage are inactive unless the reference pulls."""
-        units = noised(rollout, self.seed, self.levels, self.noise_range)
-        active = credit.used if self.needs_reference else credit.used & (credit.outcome != 0)
-        active = active[units.sample].to(units.prompt.device)
-        velocity = asked(old, units.start, active & self.needs_old_velocity, micro_batch)
-        r = optimality(credit.outcome)[units.sample].to(units.prompt.device)
-        return NoisedExamples(*units.start, active, units.clean, r, velocity)
+        return NoisedExamples(*units.states, units.noise.clean, optimality(units.advantage), units.old_velocity)
 
     def loss(
         self, examples: NoisedExamples, policy: Velocity, reference: Velocity | None
     ) -> tuple[Tensor, Mapping[str, Tensor]]:
-        """See `Objective.loss`; metrics are those of `nft_loss` and, with a reference, reference_kl."""
+        """Contrast the policy with the old one; metrics are those of `nft_loss` and, with a reference, reference_kl."""
+        from diffrl.functional.losses import nft_loss
+
         velocity = policy(*examples.start)
         loss, metrics = nft_loss(
             velocity,
-            examples.old_velocity if self.needs_old_velocity else velocity.detach(),
+            self.velocity_before(examples, velocity),
             examples.latents,
             examples.clean,
             examples.sigma,
             examples.optimality,
             self.beta,
         )
-        return pulled(loss, metrics, velocity, examples, reference, self.kl)
-
-    def on_policy_errors(self, rollout: Rollout, policy: Velocity, micro_batch: int) -> Sequence[tuple[int, float]]:
-        """None: there is no ratio. The first update's `velocity_gap` is 0 instead."""
-        return ()
+        return add_reference_kl(loss, metrics, velocity, examples, reference, self.kl)

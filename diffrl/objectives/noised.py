@@ -1,16 +1,158 @@
-"""Finished samples, noised again: what the objectives of the forward process (nft, awm, dgpo, crd) train on."""
+"""Finished samples, noised again: what the objectives of the forward process (nft, awm, dgpo, crd) have in common."""
 
 from __future__ import annotations
 
+from abc import abstractmethod
 from dataclasses import dataclass
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar, NamedTuple
 
-import numpy as np
-import torch
-from torch import Tensor
+from pydantic import Field
 
-from diffrl.records import Rollout
-from diffrl.rollout.address import Address, Purpose
-from diffrl.rollout.noise import generator_at, noise_at
+from diffrl.objectives.base import Objective, ObjectiveSettings, RunContext, Some, Trained
+from diffrl.objectives.examples import predict_active
+from diffrl.sections import MOST_GUIDANCE
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+    from diffrl.records import Credit, Rollout
+    from diffrl.rollout.denoise import Velocity
+
+Kl = Annotated[
+    float,
+    Field(
+        ge=0,
+        le=1.0e6,
+        description="Weight of mean |v - v_ref|^2; above 0 each example costs one more evaluation.",
+    ),
+]
+Levels = Annotated[int, Field(ge=1, le=1000, description="Noise levels at which each sample is trained.")]
+NoiseRange = Annotated[
+    float,
+    Field(ge=1.0e-3, le=1, description="They lie in [1 - noise_range, 1], where 1 is noise alone; 1 = anywhere."),
+]
+DecayRate = Annotated[
+    float,
+    Field(
+        ge=0,
+        le=1,
+        description="After an iteration the old policy keeps min(old_decay_rate * updates, old_decay_max).",
+    ),
+]
+DecayMax = Annotated[
+    float, Field(ge=0, lt=1, description="Most of itself that it keeps; 0 = always the newest policy.")
+]
+
+
+class SampleSettings(ObjectiveSettings):
+    """What the objectives have in common that train on finished samples, noised again."""
+
+    kind: str
+    kl: Kl = 1.0e-4
+    levels: Levels = 1
+    noise_range: NoiseRange = 1.0
+    guidance: float = Field(
+        1.0,
+        ge=1,
+        le=MOST_GUIDANCE,
+        description="Classifier-free guidance of the velocity that trains, and of the old and the reference one beside "
+        "it. 1 = the conditional velocity, as published; above 1 is another loss, and each costs two evaluations. "
+        "Guidance that is the network's own input (FLUX) is always rollout.guidance_scale; where model.true_cfg_scale "
+        "is set, this stands in its place.",
+    )
+    old_decay_rate: DecayRate = 0.001
+    old_decay_max: DecayMax = 0.5
+
+    def fields_of(self, context: RunContext) -> dict[str, Any]:
+        """What every `SampleLoss` is made of."""
+        return {
+            "seed": context.seed,
+            "kl": self.kl,
+            "levels": self.levels,
+            "noise_range": self.noise_range,
+            "old_is_policy": context.old_is_policy,
+        }
+
+    @property
+    def old_policy_is_ema(self) -> bool:
+        """Whether the policy that draws is kept apart: not where it is always the newest."""
+        return self.old_decay_max > 0
+
+    def old_decay(self, updates: int) -> float:
+        """Rise with the updates as in DiffusionNFT, arXiv 2509.16117."""
+        return min(self.old_decay_rate * updates, self.old_decay_max)
+
+
+class Units(NamedTuple):
+    """What there is to collect from.
+
+    Args:
+        noise: M units.
+        active: (M,) bool.
+        used: (M,) bool, False for samples that are no part of their group.
+        advantage: (M,) float32.
+        old_velocity: (M, ...) of the policy that drew the samples; zeros where it was not asked.
+    """
+
+    noise: Noised
+    active: Tensor
+    used: Tensor
+    advantage: Tensor
+    old_velocity: Tensor
+
+    @property
+    def states(self) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+        """The columns of `States`."""
+        return (*self.noise.start, self.active)
+
+
+@dataclass(frozen=True)
+class SampleLoss(Objective[Some]):
+    """A loss over finished samples, noised again.
+
+    Args:
+        seed: of the run; keys the noise of the examples.
+        kl: weight of mean |v - v_ref|^2; 0 is off.
+        levels: noise levels of each sample.
+        noise_range: they lie in [1 - noise_range, 1].
+        old_is_policy: see `RunContext`.
+    """
+
+    trains: ClassVar[Trained] = "samples"
+    shared: ClassVar[bool] = False
+    """Whether all samples of a prompt have the same levels, with the same noise."""
+
+    seed: int
+    kl: float = 0.0
+    levels: int = 1
+    noise_range: float = 1.0
+    old_is_policy: bool = False
+
+    @property
+    def needs_old_velocity(self) -> bool:
+        """Whether the old policy is another than the one that trains."""
+        return not self.old_is_policy
+
+    def examples(self, rollout: Rollout, credit: Credit, grad_mask: Tensor, old: Velocity, micro_batch: int) -> Some:
+        """Every sample at its noise levels; without advantage it is inactive, unless something else trains it."""
+        noise = noised(rollout, self.seed, self.levels, self.noise_range, self.shared)
+        used, advantage = (c[noise.sample].to(noise.prompt.device) for c in (credit.used, credit.outcome))
+        active = used if self.trains_uncredited else used & (advantage != 0)
+        velocity = predict_active(old, noise.start, active & self.needs_old_velocity, micro_batch)
+        return self.collect(Units(noise, active, used, advantage, velocity))
+
+    @abstractmethod
+    def collect(self, units: Units) -> Some:
+        """The columns that the loss needs."""
+
+    def groups(self, examples: Any) -> Tensor | None:
+        """A prompt's samples at one place among their levels, where groups train whole."""
+        return examples.cell if self.whole_groups else None
+
+    def velocity_before(self, examples: Any, velocity: Tensor) -> Tensor:
+        """The old policy's velocity, which is the policy's own where they are the same."""
+        before: Tensor = examples.old_velocity if self.needs_old_velocity else velocity.detach()
+        return before
 
 
 @dataclass(frozen=True)
@@ -62,6 +204,8 @@ def noised(rollout: Rollout, seed: int, levels: int, noise_range: float = 1.0, s
             for each one.
         shared: all samples of a prompt have the same levels, with the same noise.
     """
+    import torch
+
     device = rollout.latents.device
     sample = torch.arange(len(rollout)).repeat_interleave(levels)
     sigma, noise = _noise(rollout, seed, levels, noise_range, shared)
@@ -74,11 +218,17 @@ def noised(rollout: Rollout, seed: int, levels: int, noise_range: float = 1.0, s
 
 def _noise(rollout: Rollout, seed: int, levels: int, noise_range: float, shared: bool) -> tuple[Tensor, Tensor]:
     """Noise levels (M,) and noise (M, ...)."""
+    import numpy as np
+    import torch
+
+    from diffrl.rollout.address import Address, Purpose
+    from diffrl.rollout.noise import generator_at, noise_at
+
     batch, prompts = rollout.batch, rollout.forest.sample_prompt.tolist()
-    place: dict[int, int] = {}
+    seen: dict[int, int] = {}
     addresses = []
     for row in prompts:
-        index = place[row] = place.get(row, -1) + 1
+        index = seen[row] = seen.get(row, -1) + 1
         address = Address("nft", seed, batch.iteration, batch.groups[row], 0 if shared else index)
         addresses += [address.child(level) for level in range(levels)]
     sigmas = np.empty((len(prompts), levels), dtype=np.float32)

@@ -6,22 +6,104 @@ The configuration names it: `objective: {kind: "my_module:Mine"}`. docs/python.m
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, is_dataclass
-from typing import Any, Literal, cast
+from dataclasses import dataclass
+from functools import cached_property
+from typing import TYPE_CHECKING, Any, Literal, Self
 
-import torch
-from torch import Tensor
+from pydantic import Field, model_validator
 
-from diffrl.errors import DiffrlError
-from diffrl.functional.gaussian import log_prob
-from diffrl.objectives.base import Examples, RunContext, States, asked
+from diffrl.errors import ConfigError
+from diffrl.objectives.base import LossSettings, ObjectiveSettings, RunContext
+from diffrl.objectives.examples import States, predict_active
 from diffrl.objectives.grpo import GRPO, EdgeExamples
-from diffrl.objectives.noised import noised
-from diffrl.records import Credit, Rollout
-from diffrl.registry import own_code
-from diffrl.rollout.denoise import Velocity
-from diffrl.rollout.density import ratio_errors, step_of_edges
-from reward_models.common.messages import show
+from diffrl.registry import OBJECTIVES, require_call, resolve
+from diffrl.sections import OwnKind, problems, show
+from reward_models.common.messages import describe
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+    from diffrl.records import Credit, Rollout
+    from diffrl.rollout.denoise import Velocity
+
+RENAMED = {"asks_old": "needs_old_velocity", "noisiest": "noise_range"}
+"""Attributes of an objective of the user's own in earlier versions, and what they are called now."""
+
+
+class OwnObjectiveSettings(ObjectiveSettings):
+    """An objective of your own, a subclass of diffrl.SampleObjective or diffrl.StepObjective; see docs/python.md."""
+
+    kind: OwnKind = Field(description="'module:Object' of your own.")
+    options: dict[str, Any] = Field({}, description="Keyword arguments of its class.")
+
+    @model_validator(mode="after")
+    def _can_be_made(self) -> Self:
+        try:
+            made = self.made
+        except ConfigError as error:
+            raise problems(error.problems) from error
+        if fault := self._fault(made):
+            raise problems([fault])
+        return self
+
+    def _fault(self, made: Any) -> str | None:
+        """Why an object is no objective; None if it is one."""
+        if isinstance(made, type) or getattr(made, "trains", None) not in ("samples", "steps"):
+            return (
+                "objective.kind must name a subclass of diffrl.SampleObjective, which trains finished samples, or of "
+                f"diffrl.StepObjective, which trains stochastic steps. Got {show(self.kind)}, which makes a "
+                f"{type(made).__name__}. Subclass one of them."
+            )
+        for was, name in RENAMED.items():
+            if hasattr(made, was):
+                return f"`{was}` of the objective {self.kind} is called `{name}` now. Rename it."
+        levels, names, noise_range = made.levels, made.metrics, getattr(made, "noise_range", 1.0)
+        if type(levels) is not int or not 1 <= levels <= 1000:
+            return (
+                f"`levels` of the objective {self.kind} must be a whole number from 1 to 1000, the noise levels at "
+                f"which each sample trains. Got {show(levels)}. Change it."
+            )
+        if not isinstance(names, tuple) or not all(isinstance(name, str) for name in names):
+            return (
+                f"`metrics` of the objective {self.kind} must be a tuple of the names of the metrics that its loss "
+                f"gives. Got {show(names)}. Change it."
+            )
+        if not isinstance(noise_range, int | float) or not 0 < noise_range <= 1:
+            return (
+                f"`noise_range` of the objective {self.kind} must be a number above 0 and at most 1: noise levels lie "
+                f"in [1 - noise_range, 1]. Got {show(noise_range)}. Change it."
+            )
+        return None
+
+    @cached_property
+    def made(self) -> Any:
+        """The objective, as it is asked for what it needs; the one that trains is made in the run.
+
+        Raises:
+            ConfigError: it cannot be imported or made.
+        """
+        made_by = resolve("objective.kind", OBJECTIVES, self.kind)
+        require_call("objective.kind", self.kind, made_by, (), self.options)
+        try:
+            return made_by(**self.options)
+        except Exception as error:  # whatever a stranger's constructor raises
+            raise ConfigError(
+                f"The objective {self.kind} cannot be made: {describe(error)}. Check objective.options."
+            ) from error
+
+    def losses(self, context: RunContext) -> list[LossSettings]:
+        """One, made anew for a run and held against its contract."""
+        from diffrl.objectives.checked import Checked
+
+        made = resolve("objective.kind", OBJECTIVES, self.kind)(**self.options)
+        object.__setattr__(made, "context", context)  # also of a frozen dataclass
+        return [LossSettings(Checked(made))]
+
+    def planned(self, old_is_policy: bool = False) -> list[LossSettings]:
+        """The one that was made when the configuration was read."""
+        from diffrl.objectives.checked import Checked
+
+        return [LossSettings(Checked(self.made))]
 
 
 @dataclass(frozen=True)
@@ -41,7 +123,7 @@ class SampleExamples(States):
     old_velocity: Tensor
 
 
-class _OwnObjective:
+class OwnObjective:
     """What both kinds have: what a subclass may set, and how a run makes it.
 
     Attributes:
@@ -58,13 +140,6 @@ class _OwnObjective:
     metrics: tuple[str, ...] = ()
     levels = 1
     context: RunContext
-
-    @classmethod
-    def build(cls, context: RunContext, **options: Any) -> Checked:
-        """Of a run; options are the arguments of `__init__`."""
-        made = cls(**options)
-        object.__setattr__(made, "context", context)  # also of a frozen dataclass
-        return Checked(made)
 
     def examples(self, rollout: Rollout, credit: Credit, grad_mask: Tensor, old: Velocity, micro_batch: int) -> Any:
         """See `objectives.base.Objective`."""
@@ -89,7 +164,7 @@ class _OwnObjective:
         return ()
 
 
-class SampleObjective(_OwnObjective):
+class SampleObjective(OwnObjective):
     """An objective on finished samples, each noised again to `levels` random noise levels; a term is one of these.
 
     Every sample that was scored trains, whatever its advantage. Subclasses define `loss`, which gets `SampleExamples`.
@@ -105,13 +180,15 @@ class SampleObjective(_OwnObjective):
         self, rollout: Rollout, credit: Credit, grad_mask: Tensor, old: Velocity, micro_batch: int
     ) -> SampleExamples:
         """Every sample at its noise levels."""
+        from diffrl.objectives.noised import noised
+
         units = noised(rollout, self.context.seed, self.levels, self.noise_range)
         active, advantage = (c[units.sample].to(units.prompt.device) for c in (credit.used, credit.outcome))
-        velocity = asked(old, units.start, active & self.needs_old_velocity, micro_batch)
+        velocity = predict_active(old, units.start, active & self.needs_old_velocity, micro_batch)
         return SampleExamples(*units.start, active, units.clean, units.target, advantage, velocity)
 
 
-class StepObjective(_OwnObjective):
+class StepObjective(OwnObjective):
     """An objective on the stochastic steps of the rollout, by their densities; a term is one step.
 
     A step whose advantage is 0 earned nothing or could not be scored: its loss should be 0, and where all steps from
@@ -125,8 +202,7 @@ class StepObjective(_OwnObjective):
         self, rollout: Rollout, credit: Credit, grad_mask: Tensor, old: Velocity, micro_batch: int
     ) -> EdgeExamples:
         """All recorded steps but the pruned, as GRPO has them."""
-        assert self.context.transition is not None
-        return GRPO(self.context.transition, 0.0, 0.0).examples(rollout, credit, grad_mask, old, micro_batch)
+        return GRPO(self.context.steps, 0.0, 0.0).examples(rollout, credit, grad_mask, old, micro_batch)
 
     def log_prob(self, examples: EdgeExamples, velocity: Tensor) -> Tensor:
         """Density of each step under a policy.
@@ -138,151 +214,12 @@ class StepObjective(_OwnObjective):
         Returns:
             (T,) log-density, averaged over latent dimensions, as `examples.edges.old_log_prob` is.
         """
-        assert self.context.transition is not None
-        return log_prob(examples.edges.next_latents, *step_of_edges(examples.edges, velocity, self.context.transition))
+        from diffrl.functional.gaussian import log_prob
+        from diffrl.rollout.density import step_of_edges
+
+        edges = examples.edges
+        return log_prob(edges.next_latents, *step_of_edges(edges, velocity, self.context.steps))
 
     def on_policy_errors(self, rollout: Rollout, policy: Velocity, micro_batch: int) -> Sequence[tuple[int, float]]:
         """Largest |ratio - 1| of every recorded step, as for GRPO."""
-        assert self.context.transition is not None
-        return ratio_errors(rollout.edges, policy, self.context.transition, micro_batch)
-
-
-class Checked:
-    """An objective of the user's own, whose every answer is held against the contract.
-
-    What does not keep it would train something else, or end in a message about nothing that its author has written.
-
-    Args:
-        inner: the objective.
-    """
-
-    def __init__(self, inner: _OwnObjective):
-        self.inner = inner
-        self.name = f"{type(inner).__module__}:{type(inner).__name__}"
-        self.metrics = tuple(inner.metrics)
-        self.needs_reference, self.needs_old_velocity = bool(inner.needs_reference), bool(inner.needs_old_velocity)
-
-    def examples(
-        self, rollout: Rollout, credit: Credit, grad_mask: Tensor, old: Velocity, micro_batch: int
-    ) -> Examples:
-        """Its examples.
-
-        Raises:
-            DiffrlError: it raised, they are not as many as planned, or belong to no prompt of the batch.
-        """
-        before = _versions((rollout, credit, grad_mask))
-        with own_code(f"The objective {self.name}"):
-            found: Any = self.inner.examples(rollout, credit, grad_mask, old, micro_batch)
-        if _versions((rollout, credit, grad_mask)) != before:
-            raise self._error("`examples` must leave the rollout as it is. It works in place on a tensor of it")
-        if not isinstance(getattr(found, "prompt", None), Tensor):
-            raise self._error(f"`examples` must return diffrl.objectives.base.Examples. Got {_shape(found)}")
-        planned, given = len(rollout) * self.inner.levels, len(found.prompt)
-        if self.inner.trains == "samples" and given != planned:
-            raise self._error(
-                f"`examples` must give a unit for each of {len(rollout)} samples at each of `levels` = "
-                f"{self.inner.levels} noise levels, {planned} in all. Got {given}"
-            )
-        rows = found.prompt.unique().tolist()
-        if not set(rows) <= set(range(len(rollout.batch.prompts))):
-            raise self._error(
-                f"`examples` must name prompts by their rows in the batch, 0 to {len(rollout.batch.prompts) - 1}. Got "
-                f"{rows}"
-            )
-        return cast(Examples, found)
-
-    def loss(
-        self, examples: Examples, policy: Velocity, reference: Velocity | None
-    ) -> tuple[Tensor, Mapping[str, Tensor]]:
-        """Its loss. One that is not finite is the guards' affair (guards.nonfinite_loss), as of every objective.
-
-        Raises:
-            DiffrlError: it raised, is no loss of each term, has no gradient, or its metrics are not those declared.
-        """
-        before, velocities = _versions(examples), list[Any]()
-
-        def watched(*asked: Tensor) -> Tensor:
-            velocity = policy(*asked)
-            velocities.append(velocity.grad_fn)
-            return velocity
-
-        with own_code(f"The objective {self.name}"):
-            given: Any = self.inner.loss(examples, watched, reference)
-        if _versions(examples) != before:
-            raise self._error("`loss` must leave its examples as they are. It works in place on a tensor of them")
-        if not isinstance(given, tuple) or len(given) != 2 or not isinstance(given[1], Mapping):
-            raise self._error(f"`loss` must return a pair, (loss, metrics). Got a {type(given).__name__}")
-        loss, metrics = given
-        terms, device = (len(examples.term_prompt),), examples.term_prompt.device
-        if not _is_of_terms(loss, terms, device):
-            raise self._error(
-                f"`loss` must give the loss of each term, {terms}, not reduced, on {device}, in real numbers. "
-                f"Got {_shape(loss)}"
-            )
-        if not _follows(loss, velocities):
-            raise self._error(
-                "`loss` must depend on the policy with gradient, policy(*examples.start). Got a loss that has none"
-            )
-        if set(metrics) != set(self.metrics):
-            raise self._error(
-                f"`loss` must give the metrics that the class declares, metrics = {self.metrics}. Got "
-                f"{tuple(map(str, metrics))}"
-            )
-        for name, values in metrics.items():
-            if not _is_of_terms(values, terms, device):
-                raise self._error(
-                    f"`loss` must give the metric {name} of each term, {terms}, on {device}, in real numbers. "
-                    f"Got {_shape(values)}"
-                )
-        return loss, {name: values.detach() for name, values in metrics.items()}
-
-    def on_policy_errors(self, rollout: Rollout, policy: Velocity, micro_batch: int) -> Sequence[tuple[int, float]]:
-        """As the objective has it.
-
-        Raises:
-            DiffrlError: it raised, or gives no pairs of numbers.
-        """
-        with own_code(f"The objective {self.name}"):
-            given: Any = self.inner.on_policy_errors(rollout, policy, micro_batch)
-        if not isinstance(given, Sequence) or not all(
-            isinstance(pair, tuple) and len(pair) == 2 and all(isinstance(part, int | float) for part in pair)
-            for pair in given
-        ):
-            raise self._error(f"`on_policy_errors` must return pairs (step, error). Got {show(given)}")
-        return given
-
-    def _error(self, problem: str) -> DiffrlError:
-        return DiffrlError(f"The objective {self.name} does not keep its contract: {problem}. Mend it.")
-
-
-def _shape(value: Any) -> str:
-    if not isinstance(value, Tensor):
-        return f"a {type(value).__name__}"
-    kind = "" if value.is_floating_point() else f" of {value.dtype}"
-    return f"a tensor {tuple(value.shape)}{kind}" + (f" on {value.device}" if value.device.type != "cpu" else "")
-
-
-def _follows(loss: Tensor, velocities: Sequence[Any]) -> bool:
-    """Whether gradient goes from a loss to one of the velocities, given by their nodes; None is a leaf itself."""
-    waiting, known = [loss.grad_fn], set[Any]()
-    while waiting:
-        node = waiting.pop()
-        if node is not None and (node in velocities or None in velocities):
-            return True
-        if node is not None and node not in known:
-            known.add(node)
-            waiting += [following for following, _ in node.next_functions]
-    return False
-
-
-def _is_of_terms(values: Any, terms: tuple[int], device: torch.device) -> bool:
-    fits = isinstance(values, Tensor) and tuple(values.shape) == terms and values.device == device
-    return fits and values.is_floating_point()
-
-
-def _versions(record: Any) -> list[int]:
-    """How often each tensor of a record, and of the records in it, was changed in place."""
-    if isinstance(record, Tensor):
-        return [] if record.is_inference() else [record._version]
-    parts = record if isinstance(record, tuple) else vars(record).values() if is_dataclass(record) else ()
-    return [version for part in parts for version in _versions(part)]
+        return GRPO(self.context.steps, 0.0, 0.0).on_policy_errors(rollout, policy, micro_batch)

@@ -60,7 +60,7 @@ class Observation:
         return self.flops[QUANTISED] / total if total else None
 
 
-class _Watch(TorchDispatchMode):  # type: ignore[no-untyped-call]
+class _Watch(TorchDispatchMode):
     """Notes the products inside the layers at hand, and counts those outside."""
 
     supports_higher_order_operators = True  # torchao multiplies int8 on CUDA by one, and hides its refusal

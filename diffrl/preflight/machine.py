@@ -14,7 +14,7 @@ from diffrl.cost.host_limits import GIB
 from diffrl.cost.plan import Plan
 from diffrl.cost.process_memory import Offer, fit_text, offer_here, offer_to_all, shortages
 from diffrl.cost.waiting import longest_wait
-from diffrl.distributed.ranks import make_accelerator
+from diffrl.distributed.ranks import open_ranks
 from diffrl.errors import ConfigError, NotHereError
 from diffrl.models.loading import DTYPES
 from diffrl.models.placement import try_attention
@@ -80,7 +80,7 @@ def open_device(opening: Opening) -> None:
     config = opening.config
     patience = longest_wait(config, opening.preview.processes)
     device, trackers = opening.preview.device, asked_trackers(config)
-    opening.accelerator = make_accelerator(device, trackers, str(opening.run_dir), patience)
+    opening.ranks = open_ranks(device, trackers, str(opening.run_dir), patience)
 
 
 def dry_memory(preview: Preview) -> str:
@@ -100,11 +100,11 @@ def open_memory(opening: Opening) -> None:
     Raises:
         ConfigError: the ranks cannot share the batch, or memory does not suffice.
     """
-    config, accelerator = opening.config, opening.accelerator
-    offer = offer_to_all(accelerator)
-    check_world_size(config, accelerator.num_processes)
+    config, ranks = opening.config, opening.ranks
+    offer = offer_to_all(ranks)
+    check_world_size(config, ranks.world)
     e = config.rollout.explore
-    slow = speed_notes(config.model.dtype, None if e is None else e.precision, accelerator.device.type)
+    slow = speed_notes(config.model.dtype, None if e is None else e.precision, ranks.device.type)
     opening.notes = (*memory_notes(config, opening.preview.plan, offer), *slow)
 
 

@@ -9,7 +9,6 @@ import torch
 from diffrl.bundled import comes_with_diffrl, pipeline_folder
 from diffrl.config import Config
 from diffrl.cost.meter import CostMeter
-from diffrl.distributed.ranks import keep_in_step, wait_for_all
 from diffrl.distributed.sharding import make_mesh
 from diffrl.errors import ConfigError
 from diffrl.models.architecture import describe_pipeline
@@ -106,9 +105,9 @@ def open_model(opening: Opening) -> None:
         ConfigError: anything in the configuration that cannot be had on this machine.
         PrecisionError: the copy that explores does not compute what was asked for.
     """
-    config, accelerator, preview = opening.config, opening.accelerator, opening.preview
-    world = accelerator.num_processes
-    adapter = open_adapter(config, accelerator.device)
+    config, ranks, preview = opening.config, opening.ranks, opening.preview
+    world = ranks.world
+    adapter = open_adapter(config, ranks.device)
     require_sources(config.model.family, adapter, opening.prompts)
     report, (encoders, complete) = opening.report, preview.encoder_report
     if complete:
@@ -122,29 +121,29 @@ def open_model(opening: Opening) -> None:
         adapter,
         config.model.adapters,
         config.run.seed,
-        keep_reference=config.objective.asks_reference,
+        keep_reference=config.objective.needs_reference,
         gradient_checkpointing=config.train.gradient_checkpointing,
         to_be_sharded=sharded,
     )
     meter = CostMeter()
     meter.watch(policy.networks(), config.model.dtype)
-    copy = open_copy(config, policy, accelerator.device)
+    copy = open_copy(config, policy, ranks.device)
     if copy is not None:
         meter.watch([copy.module], copy.report.precision)
-    wait_for_all(accelerator)  # one may have downloaded or compiled for long; what follows is the backend's
+    ranks.wait()  # one may have downloaded or compiled for long; what follows is the backend's
     if sharded:
-        keep_in_step(accelerator, policy.shard(make_mesh(accelerator)))
+        ranks.keep_in_step(policy.shard(make_mesh(ranks)))
     t = config.train
     parameters = list(policy.parameters.values())
     optimizer = make_optimizer(parameters, t.optimizer, t.learning_rate, t.betas, t.epsilon, t.weight_decay)
     if world > 1 and not sharded and not policy.alternates:  # DDP waits for gradients of every weight in every pass
-        adapter.transformer = accelerator.prepare_model(adapter.transformer)
+        adapter.transformer = ranks.prepare(adapter.transformer)
     sigmas = rollout_sigmas(adapter, config)
     transition = open_rounded(config, sigmas)
     listing = tuple(dict.fromkeys([*opening.listing, *report.notes, *report.problems]))
     opening.session = Session(
         config=config,
-        accelerator=accelerator,
+        ranks=ranks,
         plan=preview.plan,
         adapter=adapter,
         policy=policy,

@@ -8,7 +8,7 @@ from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from diffrl.config import Config
 from diffrl.cost.plan import Plan, make_plan
@@ -21,6 +21,7 @@ from diffrl.training.prompt_report import PromptReport
 if TYPE_CHECKING:  # a plan needs no torch
     import torch
 
+    from diffrl.distributed.ranks import Ranks
     from diffrl.preflight.machine import TargetMachine
     from diffrl.records import Prompt
     from diffrl.rewards.score import WeightedScorer
@@ -132,7 +133,7 @@ class Opening:
 
     preview: Preview
     run_dir: Path
-    accelerator: Any = None
+    ranks: Ranks = field(init=False)
     prompts: dict[str, Sequence[Prompt]] = field(default_factory=dict)
     scorers: dict[str, Sequence[WeightedScorer]] = field(default_factory=dict)
     report: PromptReport = field(default_factory=PromptReport)

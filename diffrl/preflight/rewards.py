@@ -81,7 +81,7 @@ def open_rewards(opening: Opening) -> None:
     config, prompts = opening.config, opening.prompts
     lanes: dict[str, Lane] = {}
     copies: Copies = {}
-    device, fps = opening.accelerator.device, config.model.frame_rate
+    device, fps = opening.ranks.device, config.model.frame_rate
     scorers, eval_scorers = (
         make_scorers(settings, key, device, fps, lanes, copies)
         for settings, key in ((config.rewards, "rewards"), (config.eval.rewards, "eval.rewards"))

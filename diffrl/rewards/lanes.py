@@ -14,7 +14,7 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from queue import SimpleQueue
-from typing import Generic, TypeVar
+from typing import Any, Generic, TypeVar
 
 import torch
 
@@ -94,8 +94,8 @@ class Lane:
 
     def __init__(self, name: str, device: torch.device | None = None):
         self.name, self.device = name, device
-        self._queue: SimpleQueue[Pending] = SimpleQueue()
-        self._running: Pending | None = None
+        self._queue: SimpleQueue[Pending[Any]] = SimpleQueue()
+        self._running: Pending[Any] | None = None
         self._thread: threading.Thread | None = None
 
     def submit(self, work: Callable[[], T], name: str = "", limit: float | None = None) -> Pending[T]:
@@ -129,9 +129,9 @@ class Lane:
     def _loop(self) -> None:
         with _stream_of(self.device) as finish:
             while True:
-                self._running = pending = self._queue.get()
-                pending.run(finish)
-                self._running = pending = None
+                self._running = self._queue.get()
+                self._running.run(finish)
+                self._running = None
 
 
 @contextmanager

@@ -95,7 +95,18 @@ class EdgeRecorder:
         columns = (self._before, self._step, self._prompt, self._origin, self._node, ends)
         sent = torch.cat(columns).to(self._stored.device).split([len(column) for column in columns])
         before, step, prompt, origin, node, after = sent
-        return Edges(self._stored, before, *self._sigmas, step, prompt, origin, node, after, self._density)
+        return Edges(
+            stored=self._stored,
+            before=before,
+            sigma=self._sigmas[0],
+            sigma_next=self._sigmas[1],
+            step=step,
+            prompt=prompt,
+            origin=origin,
+            node=node,
+            after=after,
+            old_log_prob=self._density,
+        )
 
 
 def _span(rows: Tensor) -> slice | Tensor:

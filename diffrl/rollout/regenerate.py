@@ -70,7 +70,7 @@ def regenerate(
     """
     edges = EdgeRecorder(forest, record, dtype=sampler.latents_dtype)
     predicted = PredictionRecorder(forest) if predict else None
-    observers = [edges, *([predicted] if predicted else []), *observe]
+    observers: list[Observer] = [edges, *([predicted] if predicted else []), *observe]
     latents, images = list[Tensor](), list[Tensor]()
     for samples in prompt_chunks(forest, prompts_at_once):
         part, on_paths = subset(forest, samples), paths_to(forest, samples)
@@ -82,13 +82,15 @@ def regenerate(
         with clock("decode"):
             prompts = [batch.prompts[int(row)].text for row in part.sample_prompt]
             images.append(decode(adapter, latents[-1], decode_batch, prompts, each))
+    whole_latents, whole_images = (parts[0] if len(parts) == 1 else torch.cat(parts) for parts in (latents, images))
     return Rollout(
-        batch,
-        forest,
-        sampler.sigmas,
-        *(parts[0] if len(parts) == 1 else torch.cat(parts) for parts in (latents, images)),
-        edges.edges(),
-        predicted.latents if predicted else None,
+        batch=batch,
+        forest=forest,
+        sigmas=sampler.sigmas,
+        latents=whole_latents,
+        images=whole_images,
+        edges=edges.edges(),
+        predicted=predicted.latents if predicted else None,
     )
 
 

@@ -15,10 +15,10 @@ import yaml
 
 from diffrl.checkpoint.files import Checkpoint, newest_first, step_of
 from diffrl.config import Config, dump_config, load_config
-from diffrl.config.base import show
 from diffrl.config.load import make_config
 from diffrl.errors import CheckpointError, ConfigError
 from diffrl.run.journal import CHECKPOINTS
+from diffrl.sections import show
 from diffrl.training.optim import learning_rate_factor
 from reward_models.common.messages import closest
 from reward_models.common.yaml12 import Loader

@@ -15,7 +15,6 @@ from diffrl import pulse
 from diffrl.checkpoint.files import Checkpoint
 from diffrl.checkpoint.state import restore_optimizer, restore_rng, seed_rng
 from diffrl.cost.meter import network_evaluations, training_cost
-from diffrl.distributed.ranks import wait_for_all
 from diffrl.errors import DiffrlError, GuardStop
 from diffrl.files import discard, write_json
 from diffrl.precision.report import PrecisionReport
@@ -68,15 +67,15 @@ def run_to_completion(
         Ended: a signal ended it, after a checkpoint.
         Exception: whatever else ended it, once it is in log.txt.
     """
-    main, iterations = session.accelerator.is_main_process, session.config.run.iterations
+    main, iterations = session.ranks.is_main, session.config.run.iterations
     hooks, opened = Callbacks(callbacks, main), Run(run_dir, session.config)
     with Progress(console, iterations, quiet=not main) as progress:
         if session.copy is not None and main:
             write_json(run_dir / "precision.json", asdict(session.copy.report))
             progress.message(describe(session.copy.report))
         saved = None if checkpoint is None else checkpoint.step
-        journal = Journal(run_dir, session.config, session.accelerator, progress.message, saved)
-        stop.processes, stop.speaks, stop.log = session.accelerator.num_processes, main, journal.log
+        journal = Journal(run_dir, session.config, session.ranks, progress.message, saved)
+        stop.processes, stop.speaks, stop.log = session.ranks.world, main, journal.log
         progress.log = journal.log
         stop.kept = lambda: describe_kept(run_dir, journal.saved, iterations)
         messages = Messages([progress.message, journal.log], main)
@@ -124,7 +123,7 @@ def run_to_completion(
         if main:
             with watched(console, "summary and images"):
                 finish(run, console)
-        wait_for_all(session.accelerator)
+        session.ranks.wait()
     if stop.received:
         messages.report(f"{stop.name} came when everything was trained: the run is complete.")
     hooks.end(opened)
@@ -175,10 +174,10 @@ def restore(trainer: Trainer, checkpoint: Checkpoint) -> None:
     session, tensors, state = trainer.session, checkpoint.tensors, dict(checkpoint.state)
     session.policy.restore(tensors["policy"])
     restore_optimizer(session.optimizer, tensors["optimizer"], state.pop("optimizer"))
-    for name, average in trainer.averages.items():
+    for name, average in trainer.updater.averages.items():
         if average is not None:
             average.restore(tensors[name])
-    group = random_group(session.accelerator.process_index)
+    group = random_group(session.ranks.rank)
     if group in tensors:  # a rank that was not there goes on as it was seeded
         restore_rng(tensors[group], state[group])
     trainer.restore(state)
@@ -196,7 +195,7 @@ def finish(run: TrainingRun, console: Console) -> None:
         "run": config.run.name,
         "seed": config.run.seed,
         "iterations": config.run.iterations,
-        "updates": trainer.updates,
+        "updates": trainer.updater.updates,
         "updates_with_gradient": trainer.guard.learning.updates,
         "held_out": held_out_change(rows, rewards),
         "seconds": {name: round(value, 3) for name, value in sorted(trainer.clock.seconds.items())},
@@ -212,10 +211,10 @@ def finish(run: TrainingRun, console: Console) -> None:
         },
         "counts": {name: int(count) for name, count in counts.items() if count},
         "peak_memory_bytes": trainer.peak_memory(),
-        "on_policy_error": trainer.on_policy_error,
+        "on_policy_error": trainer.updater.on_policy_error,
         "device": session.device.type,
         "dtype": config.model.dtype,
-        "processes": session.accelerator.num_processes,
+        "processes": session.ranks.world,
         "versions": versions(),
     }
     changes = session.input_changes
@@ -249,7 +248,7 @@ def leave_report(run: TrainingRun) -> bool:
     Returns:
         Whether it was written.
     """
-    if not run.trainer.session.accelerator.is_main_process:
+    if not run.trainer.session.ranks.is_main:
         return False
     pulse.begin("report.html")
     try:

@@ -10,7 +10,6 @@ from diffrl import pulse
 from diffrl.config.schema import Config
 from diffrl.cost.meter import UNGRADED, IterationCost, network_evaluations
 from diffrl.cost.plan import Plan
-from diffrl.distributed.ranks import any_rank
 from diffrl.errors import DiffrlError, SourceError
 from diffrl.records import Iteration
 from diffrl.run.callbacks import Callbacks
@@ -102,11 +101,11 @@ class TrainingRun:
 
     def _asked_to_stop(self) -> Interruption | None:
         """Why the run is to end here, whichever rank was asked; None if none was."""
-        accelerator = self.trainer.accelerator
-        if any_rank(accelerator, self.stop.received):
+        ranks = self.trainer.ranks
+        if ranks.any(self.stop.received):
             self.stop.answer()
             return Interruption(self.stop.number or signal.SIGTERM)
-        return Interruption(None) if self.callbacks and any_rank(accelerator, self.callbacks.stop) else None
+        return Interruption(None) if self.callbacks and ranks.any(self.callbacks.stop) else None
 
     def write(self, done: Iteration) -> None:
         """Write an iteration down, evaluate if it is time to, and end the run where a guard says so."""
@@ -169,12 +168,12 @@ class TrainingRun:
             session = trainer.session
             kept = {"inputs": session.inputs, "input_changes": session.input_changes}
             state = {**trainer.state(), "config": kept_config(self.config), **kept}
-            self.journal.checkpoint(trainer.iteration, session, trainer.averages, state)
+            self.journal.checkpoint(trainer.iteration, session, trainer.updater.averages, state)
 
 
 def start_line(session: Session) -> str:
     """The model, what is trained of it, the samples of an iteration, the machine and the precision."""
-    c, ranks = session.config, session.accelerator.num_processes
+    c, ranks = session.config, session.ranks.world
     trained = sum(p.numel() for p in session.policy.parameters.values())
     lora = "all of the transformer" if c.model.lora is None else f"a LoRA of rank {c.model.lora.rank}"
     each = session.plan.samples // session.plan.groups

@@ -6,11 +6,10 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import Any
 
 from torch import Tensor
 
-from diffrl.distributed.ranks import gather_objects
+from diffrl.distributed.ranks import Ranks
 from diffrl.tracking.index import asked
 from diffrl.tracking.pictured import FIRST, most_changed, spread
 from diffrl.tracking.store import SampleStore, StoredSample
@@ -36,7 +35,7 @@ def totals_at_first(store: SampleStore, iteration: int) -> dict[Place, float | N
 
 
 def pictured(
-    accelerator: Any,
+    ranks: Ranks,
     rows: Sequence[StoredSample],
     images: Tensor,
     most: int,
@@ -50,28 +49,28 @@ def pictured(
     each rank makes of its own.
 
     Args:
-        accelerator: joins the ranks.
+        ranks: joins the ranks.
         rows: this rank's samples, without pictures.
         images: (S, 3, H, W) or (S, F, 3, H, W) uint8, of them.
         most: track.pictures_per_evaluation.
         before: `totals_at_first`, as the first rank knows it.
         fps: frames per second of clips.
     """
-    ranks = gather_objects(accelerator, list(rows))
-    every = [one for rank in ranks for one in rank]
-    before = gather_objects(accelerator, before)[0]
-    standing = set(spread([asked(one.prompt, one.metadata) for one in ranks[0]], most))
+    parts = ranks.gather_objects(list(rows))
+    every = [one for part in parts for one in part]
+    before = ranks.gather_objects(before)[0]
+    standing = set(spread([asked(one.prompt, one.metadata) for one in parts[0]], most))
     exact = set(standing)
     if before is None:
         chosen = spread([asked(one.prompt, one.metadata) for one in every], FIRST if most else 0)
     else:
         chosen = most_changed([one.total for one in every], [before.get((s.group, s.root)) for s in every], most)
-        exact |= {number for number in chosen if number < len(ranks[0])}
-    start = sum(len(rank) for rank in ranks[: accelerator.process_index])
+        exact |= {number for number in chosen if number < len(parts[0])}
+    start = sum(len(part) for part in parts[: ranks.rank])
     mine = [number for number in chosen if number not in exact and 0 <= number - start < len(rows)]
     made = {number: _illustrated(images[number - start], fps) for number in mine}
-    small = {number: data for rank in gather_objects(accelerator, made) for number, data in rank.items()}
-    if not accelerator.is_main_process:
+    small = {number: data for part in ranks.gather_objects(made) for number, data in part.items()}
+    if not ranks.is_main:
         return every
     whole = loses_nothing(images.shape[1:])
     kept = []

@@ -9,7 +9,6 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from diffrl.distributed.ranks import gather_objects
 from diffrl.errors import ConfigError
 from diffrl.training.inputs import PACKAGE
 from diffrl.training.session import Session
@@ -80,7 +79,7 @@ def require_alike_on_ranks(session: Session) -> None:
     Raises:
         ConfigError: names the first that differs, on every rank.
     """
-    everyone = gather_objects(session.accelerator, session.inputs)
+    everyone = session.ranks.gather_objects(session.inputs)
     for rank, inputs in enumerate(everyone):
         kinds = (*TRAINED_WITH, *MEASURED_WITH)
         if changes := changed_inputs(everyone[0], inputs, kinds):

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import os
 from collections.abc import Callable, Iterable, Mapping
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +14,7 @@ from diffrl.checkpoint.files import prune_checkpoints, save_checkpoint
 from diffrl.checkpoint.shards import save_shards
 from diffrl.checkpoint.state import optimizer_tensors, rng_state
 from diffrl.config import Config
-from diffrl.distributed.ranks import gather_objects
+from diffrl.distributed.ranks import Ranks
 from diffrl.errors import GuardStop, SourceError
 from diffrl.files import read_own, write_json
 from diffrl.records import Credit, Samples
@@ -40,7 +39,7 @@ class Journal:
     Args:
         run_dir: the run.
         config: its configuration.
-        accelerator: holds the trackers that were asked for; knows which rank this is.
+        ranks: holds the trackers that were asked for; knows which rank this is.
         notify: takes what cannot be written down, for the user.
         saved: iteration of the newest checkpoint; None without any.
     """
@@ -49,15 +48,15 @@ class Journal:
         self,
         run_dir: Path,
         config: Config,
-        accelerator: Any,
+        ranks: Ranks,
         notify: Callable[[str], None] = print,
         saved: int | None = None,
     ):
         self.run_dir, self.config, self.saved = run_dir, config, saved
         self._notify = notify
         self._log_failed = False
-        self._accelerator = accelerator
-        self._writes = bool(accelerator.is_main_process)
+        self._ranks = ranks
+        self._writes = ranks.is_main
         self._fps = config.model.frame_rate or 16.0
         if self._writes:
             self._metrics = MetricsLog(run_dir / "metrics.jsonl")
@@ -75,7 +74,7 @@ class Journal:
             options = {"name": self.config.run.name, "id": run_id, "resume": "allow"}
             kwargs["wandb"] = {**options, "entity": wandb.entity, "mode": wandb.mode, "dir": str(self.run_dir)}
         flat = {k: v for k, v in _flatten(self.config.model_dump()).items() if isinstance(v, (int, float, str, bool))}
-        self._accelerator.init_trackers(wandb.project if wandb else "tensorboard", config=flat, init_kwargs=kwargs)
+        self._ranks.start_trackers(wandb.project if wandb else "tensorboard", flat, kwargs)
 
     def rewind(self, iteration: int) -> None:
         """Forget what was written after so many iterations, so that resuming neither doubles nor loses a row."""
@@ -116,9 +115,9 @@ class Journal:
         """A row of metrics.jsonl, and of the trackers."""
         if self._writes:
             self._metrics.append(row)
-        if self._accelerator.trackers:
+        if self._ranks.trackers:
             values = {name: value for name, value in row.items() if name != "iteration"}
-            self._accelerator.log(values, step=int(row["iteration"]))
+            self._ranks.track(values, int(row["iteration"]))
 
     def train_samples(self, iteration: int, samples: Samples, credit: Credit) -> None:
         """This rank's samples of an iteration, the first of them with their pictures."""
@@ -176,7 +175,7 @@ class Journal:
         rows = stored(iteration, evaluation, _columns({**evaluation.table.raw, **evaluation.table.parts}))
         most = self.config.track.pictures_per_evaluation
         before = totals_at_first(self._store, iteration) if self._writes and most else None
-        every = pictured(self._accelerator, rows, evaluation.images, most, before, self._fps)
+        every = pictured(self._ranks, rows, evaluation.images, most, before, self._fps)
         if self._writes:
             self.sources(one.metadata for one in every if one.pictured)
             self._store.write(every)
@@ -188,9 +187,9 @@ class Journal:
         if self._writes:
             self._metrics.sync()
             self._store.sync()
-        directory, accelerator = self.run_dir / CHECKPOINTS, session.accelerator
+        directory, ranks = self.run_dir / CHECKPOINTS, session.ranks
         optimizer, optimizer_json = optimizer_tensors(session.optimizer)
-        generators = gather_objects(accelerator, rng_state())
+        generators = ranks.gather_objects(rng_state())
         tensors = {"policy": session.policy.state(), "optimizer": optimizer}
         tensors |= {name: average.average for name, average in averages.items() if average}
         whole = {**state, "optimizer": optimizer_json}
@@ -198,8 +197,8 @@ class Journal:
             tensors[random_group(rank)] = generator
             whole[random_group(rank)] = values
         if session.policy.sharded:
-            exchange = partial(gather_objects, accelerator)
-            save_shards(directory, iteration, tensors, whole, accelerator.process_index, exchange)
+            exchange = ranks.gather_objects
+            save_shards(directory, iteration, tensors, whole, ranks.rank, exchange)
         elif self._writes:
             save_checkpoint(directory, iteration, tensors, whole)
         self.saved = iteration
@@ -212,7 +211,7 @@ class Journal:
         if self._writes:
             self._metrics.close()
             self._store.close()
-        for tracker in self._accelerator.trackers:  # not end_training(): it would end the process group on one rank
+        for tracker in self._ranks.trackers:  # not end_training(): it would end the process group on one rank
             tracker.finish()
 
 

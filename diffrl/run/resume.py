@@ -231,7 +231,7 @@ def require_fit(session: Session, checkpoint: Checkpoint) -> None:
     for name in ("policy", *averages):
         require_weights(session.policy.parameters, _group(tensors, name))
     require_optimizer(session.optimizer, _group(tensors, "optimizer"), state["optimizer"])
-    group = random_group(session.accelerator.process_index)
+    group = random_group(session.ranks.rank)
     if (group in tensors) != (group in state):
         raise CheckpointError(f"Of the generators {group!r}, the tensors or the values are missing.")
     if group in tensors:  # a rank that was not there goes on as it was seeded

@@ -19,7 +19,6 @@ from torch import Tensor
 
 from diffrl.checkpoint.files import MANIFEST, load_checkpoint
 from diffrl.config import Config
-from diffrl.config.base import show
 from diffrl.config.model import InitSettings, LoraStartSettings, ModelSettings
 from diffrl.errors import ConfigError
 from diffrl.files import read_own
@@ -31,6 +30,7 @@ from diffrl.models.lora_tensors import LoraWeights
 from diffrl.run.checkpoints import Choice, aligned_weights, choose_checkpoint, place_of
 from diffrl.run.directory import open_run_dir
 from diffrl.run.inputs import require_inputs
+from diffrl.sections import show
 from diffrl.training.inputs import digest_base
 from diffrl.training.policy import Policy
 

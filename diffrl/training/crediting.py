@@ -12,7 +12,7 @@ from torch import Tensor
 from diffrl.config.schema import Config
 from diffrl.cost.meter import PhaseClock
 from diffrl.credit.assign import CreditRule, assign_credit, kept_edges
-from diffrl.distributed.ranks import gather_rows, raise_on_all_ranks, shared_names, sum_ranks
+from diffrl.credit.rules import reward_rule
 from diffrl.functional.advantages import gdpo_advantage
 from diffrl.functional.combine import scaled_reward
 from diffrl.models.adapter import Conditioning
@@ -54,16 +54,14 @@ class Crediting:
 
     def assign(self, samples: Samples, conditioning: Conditioning) -> tuple[Credit, Metrics]:
         """Credit for an iteration's samples, and what is logged of their rewards."""
-        c, accelerator = self.config.credit, self.session.accelerator
+        c, ranks = self.config.credit, self.session.ranks
         rollout, forest, table = samples.rollout, samples.rollout.forest, samples.table
         groups = torch.tensor(rollout.batch.groups, dtype=torch.int64)[forest.sample_prompt]
         prompts = [rollout.batch.prompts[int(p)] for p in forest.sample_prompt]
         action = self.config.guards.nonfinite_reward
-        ok = raise_on_all_ranks(
-            accelerator, lambda: failed_samples(table, groups, prompts, action, self.messages.report_own)
-        )
+        ok = ranks.raise_on_all_ranks(lambda: failed_samples(table, groups, prompts, action, self.messages.report_own))
         usable = ok & samples.is_training_sample
-        everyone = tuple(gather_rows(accelerator, column) for column in (table.total, usable.long()))
+        everyone = tuple(ranks.gather(column) for column in (table.total, usable.long()))
         batch = (everyone[0], everyone[1].bool())
         credit = assign_credit(
             forest,
@@ -75,9 +73,7 @@ class Crediting:
             batch=batch if c.std == "batch" else None,
             finished=self._gdpo(rollout.batch.iteration, table, groups, usable) if c.combine == "gdpo" else None,
         )
-        counts = sum_ranks(
-            accelerator, torch.tensor([int((~table.ok).sum()), credit.zero_spread_groups, credit.dropped_groups])
-        )
+        counts = ranks.sum(torch.tensor([int((~table.ok).sum()), credit.zero_spread_groups, credit.dropped_groups]))
         failed, flat, dropped = (int(count) for count in counts)
         self.guard.check_failures(failed, len(batch[1]))
         self.guard.watch_spread(flat, self.config.prompts.per_iteration)
@@ -120,7 +116,7 @@ class Crediting:
         grad_mask = kept_edges(
             forest, samples.table.total, credit.used, width=p.width, best=p.best or 1, skipped_steps=steps
         )
-        if o.steps_are_pulled:
+        if o.trains_uncredited("steps"):
             grad_mask &= paths_to(forest, torch.nonzero(credit.used).flatten())
         return grad_mask
 
@@ -144,13 +140,13 @@ class Crediting:
             texts = [prompt.text for prompt in prompts]
             decode(s.adapter, latents, self.config.rollout.decode_batch, texts, scoring.add)
         with self.clock("reward"):
-            table = raise_on_all_ranks(s.accelerator, scoring.table)
-        failed = int(sum_ranks(s.accelerator, (~table.ok).sum().reshape(1))[0])
+            table = s.ranks.raise_on_all_ranks(scoring.table)
+        failed = s.ranks.count(int((~table.ok).sum()))
         if failed:
             self.messages.report_own(
                 f"{failed} images of nodes could not be scored; the steps beside them train nothing."
             )
-            self.guard.check_failures(failed, len(nodes) * s.accelerator.num_processes)
+            self.guard.check_failures(failed, len(nodes) * s.ranks.world)
         s.meter.decodes += len(nodes)
         s.meter.reward_calls += len(nodes) * len(scorers)
         values = torch.full((len(forest.parent),), torch.nan)
@@ -161,12 +157,12 @@ class Crediting:
         """Each reward normalised in its group before it is weighted; the batch is all ranks' samples."""
         scorers = [scorer for scorer in self.session.scorers_at(iteration) if scorer.weight != 0]
         rewards = torch.stack([scaled_reward(table.raw[s.name], s.shift, s.scale) for s in scorers], dim=1)
-        accelerator = self.session.accelerator
-        everyone = gather_rows(accelerator, rewards)
+        ranks = self.session.ranks
+        everyone = ranks.gather(rewards)
         weights = torch.tensor([scorer.weight for scorer in scorers])
-        ok, all_groups = gather_rows(accelerator, usable.long()).bool(), gather_rows(accelerator, groups)
+        ok, all_groups = ranks.gather(usable.long()).bool(), ranks.gather(groups)
         advantage = gdpo_advantage(everyone.T, all_groups, weights, ok=ok, minimum=self.config.credit.minimum_samples)
-        first = accelerator.process_index * len(groups)
+        first = ranks.rank * len(groups)
         return advantage[first : first + len(groups)]
 
     def _reward_metrics(self, samples: Samples, good: Tensor) -> Metrics:
@@ -179,21 +175,21 @@ class Crediting:
         if exploration is None:
             return self._means(samples.table, good, samples.is_training_sample)
         proxy = exploration.proxy
-        pool = gather_rows(self.session.accelerator, proxy.total).double()
+        pool = self.session.ranks.gather(proxy.total).double()
         metrics = self._means(proxy, pool[pool.isfinite()], torch.ones_like(proxy.total, dtype=torch.bool))
         return {**metrics, "reward/selected_mean": float(good.mean()) if len(good) else math.nan}
 
     def _means(self, table: RewardTable, good: Tensor, counted: Tensor) -> Metrics:
         """The mean and the spread of the totals of all ranks, and each reward's mean over the samples that count."""
         values = {**table.raw, **table.parts}
-        names = shared_names(self.session.accelerator, values)
+        names = self.session.ranks.shared_names(values)
         unknown = torch.full_like(table.total, torch.nan)
         rows = (
             torch.stack([values.get(name, unknown) for name in names], dim=1)
             .double()
             .masked_fill(~counted.unsqueeze(1), torch.nan)
         )
-        columns = gather_rows(self.session.accelerator, rows)
+        columns = self.session.ranks.gather(rows)
         return {
             "reward/mean": float(good.mean()) if len(good) else math.nan,
             "reward/std": float(good.std(correction=0)) if len(good) else math.nan,
@@ -201,9 +197,9 @@ class Crediting:
         }
 
     def _turning_metrics(self, credit: Credit) -> Metrics:
-        if self.config.credit.reward != "turning_point":
+        if not reward_rule(self.config.credit.reward).by_turns:
             return {}
-        return {"credit/turning_edges": int(sum_ranks(self.session.accelerator, credit.turning.sum().reshape(1))[0])}
+        return {"credit/turning_edges": self.session.ranks.count(int(credit.turning.sum()))}
 
 
 def _log_prob(rollout: Rollout) -> Tensor:

@@ -11,44 +11,37 @@ credit is.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import replace
 
-import torch
 from torch import Tensor
 
-from diffrl.objectives.base import Examples
-from diffrl.objectives.grpo import EdgeExamples
+from diffrl.objectives.examples import Examples
 from diffrl.rollout.denoise import Velocity
-from diffrl.rollout.density import retaken
-from diffrl.training.session import Session
-from diffrl.training.update import batches
+from diffrl.training.gradient import LossTerm, batches
 
 
-@torch.no_grad()
 def own_densities(
-    session: Session, examples: Sequence[Examples], shares: Sequence[Sequence[Tensor]], predict: Sequence[Velocity]
-) -> list[Examples]:
+    losses: Sequence[LossTerm],
+    examples: Sequence[Examples],
+    shares: Sequence[Sequence[Tensor]],
+    predict: Sequence[Velocity],
+    micro_batch: int,
+) -> tuple[list[Examples], list[int]]:
     """Give the steps of every update the densities of the policy as it is; of the first where its loss does not.
 
     Args:
-        session: its meter counts what is left out.
-        examples: of each loss.
-        shares: of each loss the units (B,) of each update.
-        predict: velocities of the policy, as each loss is given them.
+        losses: that an update adds up.
+        examples: of each.
+        shares: of each the units (B,) of each update.
+        predict: velocities of the policy without gradient, as each loss is given them.
+        micro_batch: units a call of the update.
+
+    Returns:
+        The examples, and how many units of each loss would have been asked and are inactive.
     """
-    calls = session.config.model.facts.calls_per_step
-    found: list[Examples] = []
-    for loss, own, dealt, velocity in zip(session.losses, examples, shares, predict, strict=True):
-        if isinstance(own, EdgeExamples) and session.transition is not None:
-            asked = dealt[int(session.config.objective.knows_on_policy) :]
-            idle = sum(int((~own.active[share]).sum()) for share in asked)
-            session.meter.skipped += idle * calls(loss.guidance)
-            pieces = [piece for share in asked for piece in batches(own, share, session.config.train.micro_batch)]
-            own = replace(own, edges=retaken(own.edges, pieces, velocity, session.transition))
-        found.append(own)
-    return found
-
-
-def on_policy(examples: Examples, first: bool) -> Examples:
-    """Return the examples as the first update of an iteration takes them, or a later one."""
-    return replace(examples, on_policy=first) if isinstance(examples, EdgeExamples) else examples
+    retaken, idle = [], []
+    for loss, units, dealt, velocity in zip(losses, examples, shares, predict, strict=True):
+        later = dealt[int(loss.objective.knows_on_policy) :] if loss.objective.trains == "steps" else []
+        idle.append(sum(int((~units.active[share]).sum()) for share in later))
+        pieces = [piece for share in later for piece in batches(units, share, micro_batch)]
+        retaken.append(loss.objective.retake_densities(units, pieces, velocity) if pieces else units)
+    return retaken, idle

@@ -4,13 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass
-from typing import Any
 
 import torch
 from torch import Tensor
 
 from diffrl.config.schema import EvalSettings
-from diffrl.distributed.ranks import raise_on_all_ranks, shared_names, sum_ranks
+from diffrl.distributed.ranks import Ranks
 from diffrl.models.adapter import Conditioning, ModelAdapter
 from diffrl.records import Prompt, RewardTable
 from diffrl.rewards.score import Scoring, WeightedScorer
@@ -58,8 +57,8 @@ def shared_out(samples: int, prompts: int, rank: int, world: int, scopes: Collec
     if "group" not in scopes:
         return list(range(samples * rank // world, samples * (rank + 1) // world))
     used = min(samples, prompts)
-    own = range(used * rank // world, used * (rank + 1) // world)
-    return [i for i in range(samples) if i % prompts in own]
+    members = range(used * rank // world, used * (rank + 1) // world)
+    return [i for i in range(samples) if i % prompts in members]
 
 
 def draw(
@@ -100,7 +99,7 @@ def draw(
 
 
 def evaluate(
-    accelerator: Any,
+    ranks: Ranks,
     adapter: ModelAdapter,
     conditioning: Conditioning,
     prompts: Sequence[Prompt],
@@ -112,7 +111,7 @@ def evaluate(
     """Sample i takes prompt i modulo their number; `shared_out` says which rank draws it.
 
     Args:
-        accelerator: joins the ranks.
+        ranks: joins the ranks.
         adapter: the policy.
         conditioning: the encoded prompts, one row a prompt.
         prompts: the held-out prompts.
@@ -121,21 +120,21 @@ def evaluate(
         decode_batch: samples a decoder call.
         stream: of the noise, see `data.worlds.noise_stream`.
     """
-    world, rank = accelerator.num_processes, accelerator.process_index
-    own = shared_out(settings.samples, len(prompts), rank, world, [scorer.scorer.spec.scope for scorer in scorers])
-    places = [(i % len(prompts), i // len(prompts)) for i in own]
+    world, rank = ranks.world, ranks.rank
+    mine = shared_out(settings.samples, len(prompts), rank, world, [scorer.scorer.spec.scope for scorer in scorers])
+    places = [(i % len(prompts), i // len(prompts)) for i in mine]
     chosen = [prompts[row] for row, _ in places]
     scoring = Scoring(scorers, chosen)
     addresses, images = draw(adapter, conditioning, prompts, places, settings, decode_batch, stream, scoring.add)
-    table = raise_on_all_ranks(accelerator, scoring.table)
+    table = ranks.raise_on_all_ranks(scoring.table)
     values = {**table.raw, **table.parts}
-    names = shared_names(accelerator, sorted(values))
+    names = ranks.shared_names(sorted(values))
     unknown = torch.full((len(chosen),), torch.nan)
     columns = torch.stack([values.get(name, unknown).double() for name in names])  # (R, S)
     good = torch.isfinite(columns)
     columns = columns.nan_to_num(0.0, 0.0, 0.0)
     sums = torch.stack([columns.sum(1), columns.square().sum(1), good.double().sum(1)]).flatten()
-    totals = sum_ranks(accelerator, torch.cat([sums, (~table.ok).double().sum().reshape(1)]))
+    totals = ranks.sum(torch.cat([sums, (~table.ok).double().sum().reshape(1)]))
     first, second, count = totals[:-1].reshape(3, -1)
     mean = first / count  # NaN where no sample could be scored
     deviation = (second / count - mean.square()).clamp_min(0).sqrt()

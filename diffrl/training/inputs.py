@@ -104,8 +104,8 @@ def digest_rewards(where: str, rewards: Sequence[RewardSettings], specs: Sequenc
     """
     facts = [_reward_facts(reward, specs[i] if specs else None) for i, reward in enumerate(rewards)]
     digests = {f"{where}.{reward.key}": _digest(one) for reward, one in zip(rewards, facts, strict=True)}
-    own = {f"{where}.{reward.key} code": reward.name for reward in rewards if ":" in reward.name}
-    return {**digests, **_digest_code(own)}
+    scorers = {f"{where}.{reward.key} code": reward.name for reward in rewards if ":" in reward.name}
+    return {**digests, **_digest_code(scorers)}
 
 
 def digest_own(config: Config) -> Inputs:

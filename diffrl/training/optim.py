@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable
-from typing import Literal
+from typing import Any, Literal
 
 import torch
 from torch import nn
@@ -55,7 +55,7 @@ def make_optimizer(
     Raises:
         NotHereError: the 8-bit form was asked for without bitsandbytes, or with one that has none for CPUs.
     """
-    options = {"lr": learning_rate, "betas": betas, "eps": eps, "weight_decay": weight_decay}
+    options: dict[str, Any] = {"lr": learning_rate, "betas": betas, "eps": eps, "weight_decay": weight_decay}
     if kind == "adamw":
         return torch.optim.AdamW(parameters, **options)
     version = installed("bitsandbytes")
@@ -64,7 +64,7 @@ def make_optimizer(
             f"train.optimizer=adamw_8bit needs bitsandbytes {dotted(BITSANDBYTES)} or more. Got "
             f"{'none' if version is None else dotted(version)}. Run: pip install 'diffrl[bitsandbytes]'."
         )
-    from bitsandbytes.optim import AdamW8bit
+    from bitsandbytes.optim.adamw import AdamW8bit
 
     optimizer: torch.optim.Optimizer = AdamW8bit(parameters, **options)
     return optimizer

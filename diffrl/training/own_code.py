@@ -62,6 +62,6 @@ def _imported(path: Path, root: Path) -> Iterator[Path]:
             base = path.parents[node.level - 1] if node.level else root
             names = [node.module or "", *(f"{node.module or ''}.{alias.name}" for alias in node.names)]
         for name in names:
-            place = base.joinpath(*filter(None, name.split(".")))
-            files = (place.with_suffix(".py") if place != base else place / "__init__.py", place / "__init__.py")
+            source = base.joinpath(*filter(None, name.split(".")))
+            files = (source.with_suffix(".py") if source != base else source / "__init__.py", source / "__init__.py")
             yield from (file for file in files if file.is_file() and file.is_relative_to(root))

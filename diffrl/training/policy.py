@@ -6,7 +6,7 @@ import copy
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, nullcontext
 from functools import cached_property
-from typing import Any
+from typing import Any, cast
 
 import torch
 from torch import Tensor, nn
@@ -44,7 +44,7 @@ class Policy:
         to_be_sharded: bool = False,
     ):
         self.adapter = adapter
-        self.inner: Any = adapter.transformer
+        self.inner = cast(Any, adapter.transformer)
         self.lora = lora
         self.sharded = False
         self._reference: nn.Module | None = None

@@ -69,10 +69,10 @@ def report_prompts(
     report = PromptReport()
     if {"prompts.train", "prompts.eval"} <= lists.keys():
         _held_out(report, settings, lists["prompts.eval"], lists["prompts.train"])
-    for place, prompts in lists.items():
-        count_cut(report, settings.too_long, place, prompts, _readers(scorers.get(place, ())))
-        for scorer in scorers.get(place, ()):
-            _unscored(report, settings, place, prompts, scorer)
+    for where, prompts in lists.items():
+        count_cut(report, settings.too_long, where, prompts, _readers(scorers.get(where, ())))
+        for scorer in scorers.get(where, ()):
+            _unscored(report, settings, where, prompts, scorer)
     return report
 
 
@@ -83,8 +83,8 @@ def add_encoders(
     encoders: Sequence[TextReader],
 ) -> None:
     """Add to a report which prompts the text encoders of the model cut; see `read_by_encoders`."""
-    for place, prompts in read_by_encoders(settings, lists).items():
-        count_cut(report, settings.too_long, place, prompts, encoders)
+    for where, prompts in read_by_encoders(settings, lists).items():
+        count_cut(report, settings.too_long, where, prompts, encoders)
 
 
 def read_by_encoders(settings: PromptSettings, lists: Mapping[str, Sequence[Prompt]]) -> dict[str, Sequence[Prompt]]:
@@ -92,7 +92,7 @@ def read_by_encoders(settings: PromptSettings, lists: Mapping[str, Sequence[Prom
     if settings.too_long == "cut":
         return {}
     sources = {"prompts.train": settings.train, "prompts.eval": settings.held_out}
-    return {place: listed for place, listed in lists.items() if sources[place].partition(":")[0] not in TOYS}
+    return {where: listed for where, listed in lists.items() if sources[where].partition(":")[0] not in TOYS}
 
 
 def _held_out(
@@ -125,7 +125,7 @@ def _readers(scorers: Sequence[WeightedScorer]) -> list[TextReader]:
 
 
 def count_cut(
-    report: PromptReport, too_long: str, place: str, prompts: Sequence[Prompt], readers: Sequence[TextReader]
+    report: PromptReport, too_long: str, where: str, prompts: Sequence[Prompt], readers: Sequence[TextReader]
 ) -> None:
     """Add to a report which prompts some readers cut; `too_long` is as in the configuration."""
     texts = _texts(prompts) if readers and too_long != "cut" else []
@@ -134,7 +134,7 @@ def count_cut(
         if not long:
             continue
         words = (
-            f"{len(long):,} of the {len(texts):,} texts of {place} are longer than {reader.name} reads; the rest "
+            f"{len(long):,} of the {len(texts):,} texts of {where} are longer than {reader.name} reads; the rest "
             f"is cut off. The first begins: {quote(cut(long[0], 80))}."
         )
         if too_long == "refuse":
@@ -144,7 +144,7 @@ def count_cut(
 
 
 def _unscored(
-    report: PromptReport, settings: PromptSettings, place: str, prompts: Sequence[Prompt], scorer: WeightedScorer
+    report: PromptReport, settings: PromptSettings, where: str, prompts: Sequence[Prompt], scorer: WeightedScorer
 ) -> None:
     asks = asks_of(scorer.scorer)
     if asks is None:
@@ -160,12 +160,12 @@ def _unscored(
         if words is not None and len(looked_for) < SHOWN:
             looked_for[cut(words, 60)] = None
     if looked_for:
-        report.notes.append(f"The reward {scorer.name} looks for {', '.join(looked_for)} in images of {place}.")
+        report.notes.append(f"The reward {scorer.name} looks for {', '.join(looked_for)} in images of {where}.")
     if not refused:
         return
     first = "; ".join(quote(text, 80) for text, _ in refused[:SHOWN])
     words = (
-        f"The reward {scorer.name} cannot score {len(refused):,} of the {len(prompts):,} prompts of {place}, whatever "
+        f"The reward {scorer.name} cannot score {len(refused):,} of the {len(prompts):,} prompts of {where}, whatever "
         f"the image: {first}. {refused[0][1]}"
     )
     if len(refused) == len(prompts):

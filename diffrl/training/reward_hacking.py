@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 
 from diffrl.config.method import RewardHackingGuard
-from diffrl.distributed.ranks import sum_ranks
+from diffrl.distributed.ranks import Ranks
 from diffrl.errors import GuardStop
 from diffrl.records import Samples
 from diffrl.rewards.score import WeightedScorer
@@ -68,7 +68,7 @@ class RewardHackingMonitor:
     Args:
         settings: guards.reward_hacking.
         scorers: the held-out rewards.
-        accelerator: joins the ranks.
+        ranks: joins the ranks.
         report: tells the user something that all ranks know.
         state: what it remembers.
         verdict: why the run is to stop, once its last row is written; None while it may go on.
@@ -76,7 +76,7 @@ class RewardHackingMonitor:
 
     settings: RewardHackingGuard
     scorers: Sequence[WeightedScorer]
-    accelerator: Any
+    ranks: Ranks
     report: Callable[[str], None]
     state: MonitorState = field(default_factory=MonitorState)
     verdict: str | None = None
@@ -107,29 +107,29 @@ class RewardHackingMonitor:
         rewards = {name: metrics[f"{RAW}{name}"] for name in samples.table.raw}
         stills = images if images.ndim == 4 else images[:, images.shape[1] // 2]
         spread = [self._diversity_of(images, groups, group) for group in dict.fromkeys(groups)]
-        found = {
+        measured = {
             "diversity": torch.cat(spread),
             "sharpness": torch.cat([self._sharpness_of(part) for part in stills.split(64)]),
         }
-        sums = torch.stack([value.double().nansum() for value in found.values()])
-        counts = torch.stack([value.isfinite().sum().double() for value in found.values()])
-        means = torch.div(*sum_ranks(self.accelerator, torch.cat([sums, counts])).chunk(2)).tolist()
-        named = dict(zip(found, means, strict=True))
+        sums = torch.stack([value.double().nansum() for value in measured.values()])
+        counts = torch.stack([value.isfinite().sum().double() for value in measured.values()])
+        means = torch.div(*self.ranks.sum(torch.cat([sums, counts])).chunk(2)).tolist()
+        named = dict(zip(measured, means, strict=True))
         self.state.add({**named, **{f"{RAW}{name}": value for name, value in rewards.items()}})
         return {f"sentinel/{name}": value for name, value in named.items()}
 
     def _diversity_of(self, images: Tensor, groups: Sequence[int], group: int) -> Tensor:
-        own = images[[row for row, other in enumerate(groups) if other == group]]
-        return self._diversity(RewardBatch(own, [""] * len(own))).raw
+        members = images[[row for row, other in enumerate(groups) if other == group]]
+        return self._diversity(RewardBatch(members, [""] * len(members))).raw
 
     def _sharpness_of(self, stills: Tensor) -> Tensor:
         return self._sharpness(RewardBatch(stills, [""] * len(stills))).raw
 
-    def compare(self, found: Evaluation, samples: int, rewards: Sequence[WeightedScorer]) -> Metrics:
+    def compare(self, evaluation: Evaluation, samples: int, rewards: Sequence[WeightedScorer]) -> Metrics:
         """Compare a held-out evaluation, and the samples since the one before, with what was.
 
         Args:
-            found: the evaluation.
+            evaluation: of held-out prompts.
             samples: how many it drew, on all ranks.
             rewards: the training rewards with their weights now; with these weights "then" and "now" are compared.
         """
@@ -139,9 +139,9 @@ class RewardHackingMonitor:
         alarms: list[str] = []
         metrics: Metrics = {}
         for scorer in self.scorers:
-            if found.counts.get(scorer.name, 0) < max(2, samples / 2):  # what is left may be no fair sample
+            if evaluation.counts.get(scorer.name, 0) < max(2, samples / 2):  # what is left may be no fair sample
                 continue
-            change, alarming = self._change(scorer, found, means)
+            change, alarming = self._change(scorer, evaluation, means)
             metrics[f"sentinel/change/{scorer.name}"] = change
             if alarming and self._rose(scorer, means, rewards):
                 alarms.append(
@@ -168,26 +168,28 @@ class RewardHackingMonitor:
         if self.verdict is not None:
             raise GuardStop(self.verdict)
 
-    def _change(self, scorer: WeightedScorer, found: Evaluation, means: Mapping[str, float]) -> tuple[float, bool]:
+    def _change(self, scorer: WeightedScorer, evaluation: Evaluation, means: Mapping[str, float]) -> tuple[float, bool]:
         """A held-out reward against its best so far, in standard deviations, <= 0; and whether that is too far.
 
         The unit is the larger deviation of the two evaluations, and the fall must be four standard errors of the
         difference: a pass or fail that begins near 0 has hardly any deviation then.
         """
         name, best = scorer.name, self.state.best.get(scorer.name)
-        value = found.means[name] if scorer.scorer.spec.higher_is_better else -found.means[name]
+        value = evaluation.means[name] if scorer.scorer.spec.higher_is_better else -evaluation.means[name]
         if best is None or value >= best["mean"]:
             raws = {key: mean for key, mean in (means or self.state.first).items() if key.startswith(RAW)}
             self.state.best[name] = {
                 "mean": value,
-                "deviation": found.deviations[name],
-                "samples": found.counts[name],
+                "deviation": evaluation.deviations[name],
+                "samples": evaluation.counts[name],
                 "rewards": raws or None,  # none before the first iteration: the first iteration's are taken
             }
             return 0.0, False
         fall = best["mean"] - value
-        unit = max(best["deviation"], found.deviations[name]) or fall
-        error = math.sqrt(best["deviation"] ** 2 / best["samples"] + found.deviations[name] ** 2 / found.counts[name])
+        unit = max(best["deviation"], evaluation.deviations[name]) or fall
+        error = math.sqrt(
+            best["deviation"] ** 2 / best["samples"] + evaluation.deviations[name] ** 2 / evaluation.counts[name]
+        )
         return -fall / unit, fall > self.settings.held_out_drop * unit and fall > 4 * error
 
     def _rose(self, scorer: WeightedScorer, means: Mapping[str, float], rewards: Sequence[WeightedScorer]) -> bool:

@@ -15,7 +15,7 @@ from diffrl.config.explore import ExploreSettings
 from diffrl.config.rollout import RolloutSettings
 from diffrl.config.schema import Config
 from diffrl.cost.meter import PhaseClock
-from diffrl.distributed.ranks import raise_on_all_ranks, sum_ranks
+from diffrl.distributed.ranks import Ranks
 from diffrl.functional.ranking import pair_agreement, ranking_fidelity
 from diffrl.functional.steps import coarse_levels
 from diffrl.models.adapter import Conditioning, ModelAdapter
@@ -142,7 +142,7 @@ class Sampling:
                 prompts_at_once=self.config.rollout.prompts_at_once,
             )
         with self.clock("reward"):
-            return rollout, raise_on_all_ranks(s.accelerator, scoring.table)
+            return rollout, s.ranks.raise_on_all_ranks(scoring.table)
 
     def explore(
         self,
@@ -177,15 +177,15 @@ class Sampling:
                 clock=self.clock,
                 prompts_at_once=self.config.rollout.prompts_at_once,
                 each=each,
-                accelerator=s.accelerator,
+                ranks=s.ranks,
             )
         if failed := int((~proxy.ok).sum()):
             first = next(error for error in proxy.errors if error)
             self.messages.report_own(
                 f"{failed} of {len(pool)} candidates could not be scored; they are chosen last. {first}"
             )
-        everywhere = int(sum_ranks(s.accelerator, torch.tensor([failed]))[0])
-        self.guard.check_failures(everywhere, len(pool) * s.accelerator.num_processes)
+        everywhere = s.ranks.count(failed)
+        self.guard.check_failures(everywhere, len(pool) * s.ranks.world)
         return Exploration(batch, pool, proxy)
 
     def fidelity(self, samples: Samples) -> dict[str, float | int]:
@@ -193,12 +193,12 @@ class Sampling:
         settings = self.config.rollout.explore
         if settings is None or samples.exploration is None or samples.chosen is None:
             return {}
-        metrics = fidelity_metrics(self.session.accelerator, samples)
+        metrics = fidelity_metrics(self.session.ranks, samples)
         self._react(metrics["fidelity/tau"], settings)
         if samples.rollout.forest.branching:
             trained = subset(samples.rollout.forest, torch.nonzero(samples.is_training_sample).flatten())
-            lonely = torch.tensor([lonely_splits(trained)])
-            metrics["explore/one_child_splits"] = int(sum_ranks(self.session.accelerator, lonely)[0])
+            single = single_child_splits(trained)
+            metrics["explore/one_child_splits"] = self.session.ranks.count(single)
         return metrics
 
     def _react(self, tau: float, settings: ExploreSettings) -> None:
@@ -252,7 +252,7 @@ def draw_pool(
     clock: Clock = no_clock,
     prompts_at_once: int | None = None,
     each: Sink = ignore,
-    accelerator: Any = None,
+    ranks: Ranks | None = None,
 ) -> RewardTable:
     """Rewards of a pool's pictures, which are let go of once they are scored; without latents and densities.
 
@@ -269,7 +269,7 @@ def draw_pool(
         clock: entered with "explore", "decode" and "reward".
         prompts_at_once: prompts that are drawn together, and scored while the next are drawn; None = all.
         each: called with the pictures as they are decoded, in the order of the samples.
-        accelerator: joins the ranks, where each draws a pool of its own.
+        ranks: joins the ranks, where each draws a pool of its own.
     """
     scoring = Scoring(scorers, *samples_of(batch, pool))
 
@@ -285,7 +285,7 @@ def draw_pool(
                 adapter, conditioning, batch, part, roots, sampler, decode_batch=decode_batch, clock=clock, each=take
             )
     with clock("reward"):
-        return scoring.table() if accelerator is None else raise_on_all_ranks(accelerator, scoring.table)
+        return scoring.table() if ranks is None else ranks.raise_on_all_ranks(scoring.table)
 
 
 def samples_of(batch: PromptBatch, forest: Forest) -> tuple[list[Prompt], list[int]]:
@@ -294,7 +294,7 @@ def samples_of(batch: PromptBatch, forest: Forest) -> tuple[list[Prompt], list[i
     return [batch.prompts[row] for row in rows], [batch.groups[row] for row in rows]
 
 
-def fidelity_metrics(accelerator: Any, samples: Samples) -> dict[str, float | int]:
+def fidelity_metrics(ranks: Ranks, samples: Samples) -> dict[str, float | int]:
     """Agreement of proxy and true rewards, as means over prompts of all ranks.
 
     The chosen samples alone are a biased sample: they are the extremes. `audit_tau` rests on pairs with an audited
@@ -304,15 +304,15 @@ def fidelity_metrics(accelerator: Any, samples: Samples) -> dict[str, float | in
     proxy, true = samples.exploration.proxy.total[samples.chosen.samples], samples.table.total
     sums = torch.zeros(8, dtype=torch.float64)
     for rows in prompt_samples(samples.rollout.forest):
-        found = ranking_fidelity(proxy[rows], true[rows], max(1, len(rows) // 4))
-        tau, rho = found.tau, found.rho
+        ranking = ranking_fidelity(proxy[rows], true[rows], max(1, len(rows) // 4))
+        tau, rho = ranking.tau, ranking.rho
         if math.isnan(tau) and _differ(true[rows]) and not _differ(proxy[rows]):
             tau = rho = 0.0  # a proxy that tells nothing apart ranks nothing
-        for i, value in enumerate((tau, rho, found.top_match, found.bottom_match)):
+        for i, value in enumerate((tau, rho, ranking.top_match, ranking.bottom_match)):
             if math.isfinite(value):
                 sums[2 * i : 2 * i + 2] += torch.tensor([value, 1.0], dtype=torch.float64)
     agree = pair_agreement(proxy, true, samples.rollout.forest.sample_prompt, samples.chosen.audit)
-    joined = sum_ranks(accelerator, torch.cat([sums, torch.tensor(agree, dtype=torch.float64)]))
+    joined = ranks.sum(torch.cat([sums, torch.tensor(agree, dtype=torch.float64)]))
     means = (joined[0:8:2] / joined[1:8:2]).tolist()
     names = ("tau", "rho", "top_match", "bottom_match")
     concordant, discordant, _ = joined[8:].tolist()
@@ -330,7 +330,7 @@ def _differ(rewards: Tensor) -> bool:
     return len(known) > 1 and bool((known != known[0]).any())
 
 
-def lonely_splits(forest: Forest) -> int:
+def single_child_splits(forest: Forest) -> int:
     """Splits of which selection left one child only: siblings cannot be compared there."""
     families = torch.bincount(forest.parent[forest.parent >= 0], minlength=len(forest.parent))
     splitting = [step for step, children in forest.branching.items() if children > 1]

@@ -13,6 +13,7 @@ from torch import Tensor
 from diffrl.config.schema import Config
 from diffrl.cost.meter import CostMeter
 from diffrl.cost.plan import Plan
+from diffrl.distributed.ranks import Ranks
 from diffrl.errors import ConfigError
 from diffrl.functional.schedules import merged_end
 from diffrl.models.adapter import ModelAdapter
@@ -23,13 +24,12 @@ from diffrl.models.text_encoders import TextReader, text_readers
 from diffrl.objectives.base import RunContext
 from diffrl.precision.copies import PolicyCopy
 from diffrl.records import Prompt
-from diffrl.registry import OBJECTIVES, resolve
 from diffrl.rewards.score import WeightedScorer
 from diffrl.rollout.transition import Transition, make_transition
 from diffrl.training.explorer import make_explorer
+from diffrl.training.gradient import LossTerm
 from diffrl.training.inputs import Inputs, digest_base, digest_own, digest_packages, digest_prompts, digest_rewards
 from diffrl.training.policy import Policy
-from diffrl.training.update import LossTerm
 
 LEAST_ROUNDED = 0.01
 """Deviation of a step below which its latents are not rounded to bfloat16; see `require_noise`."""
@@ -41,7 +41,7 @@ class Session:
 
     Args:
         config: as resolved.
-        accelerator: joins the ranks.
+        ranks: joins the ranks.
         plan: what the run will cost.
         adapter: the model, its transformer prepared for training.
         policy: the trained weights.
@@ -61,7 +61,7 @@ class Session:
     """
 
     config: Config
-    accelerator: Any
+    ranks: Ranks
     plan: Plan
     adapter: ModelAdapter
     policy: Policy
@@ -100,8 +100,7 @@ class Session:
     @property
     def device(self) -> torch.device:
         """Where the policy lives."""
-        device: torch.device = self.accelerator.device
-        return device
+        return self.ranks.device
 
     def scorers_at(self, iteration: int) -> list[WeightedScorer]:
         """The training rewards that are asked in an iteration, with their weights there."""
@@ -188,18 +187,15 @@ def make_losses(config: Config, transition: Transition | None) -> list[LossTerm]
     """The configured objective as the losses that an update adds up."""
     context = RunContext(transition, config.run.seed, config.old_is_policy)
     return [
-        LossTerm(
-            resolve("objective.kind", OBJECTIVES, loss.kind).build(context, **loss.options),
-            loss.weight,
-            config.loss_guidance(loss.guidance),
-        )
-        for loss in config.objective.losses
+        LossTerm(loss.objective, loss.weight, config.loss_guidance(loss.guidance))
+        for loss in config.objective.losses(context)
     ]
 
 
 def open_adapter(config: Config, device: torch.device) -> ModelAdapter:
     """The configured model on a device."""
     m = config.model
+    options: dict[str, Any] = m.options
     return load_adapter(
         m.family,
         m.path,
@@ -217,5 +213,5 @@ def open_adapter(config: Config, device: torch.device) -> ModelAdapter:
         revision=m.revision,
         variant=m.variant,
         true_cfg_scale=m.true_cfg_scale,
-        **m.options,
+        **options,
     )

@@ -1,99 +1,219 @@
-"""From examples to optimiser updates: shares, gradients, and the gate before the first of them."""
+"""An iteration's optimiser updates: the gate before the first, learning rates, guards, and averages of the weights."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager, nullcontext
-from dataclasses import dataclass
-from typing import Any
+from collections.abc import Sequence
+from contextlib import AbstractContextManager, nullcontext
 
-import numpy as np
 import torch
 from torch import Tensor
 
-from diffrl.cost.meter import CostMeter
-from diffrl.distributed.ranks import average_gradients, gather_rows, lockstep_of, sum_ranks
-from diffrl.distributed.sharding import total_norm
-from diffrl.objectives.base import Examples, Objective
-from diffrl.records import PromptBatch
-from diffrl.rollout.address import Purpose
-from diffrl.rollout.denoise import Velocity
-from diffrl.rollout.noise import generator_at
+from diffrl.config.schema import Config
+from diffrl.cost.meter import PhaseClock
+from diffrl.models.adapter import Conditioning
+from diffrl.objectives.examples import Examples
+from diffrl.records import Credit, Rollout
+from diffrl.rollout.denoise import Velocity, velocity_of
+from diffrl.training.densities import own_densities
+from diffrl.training.ema import EMA
+from diffrl.training.gradient import Gradient, accumulate_gradient, clip_gradient, minibatches
+from diffrl.training.guards import UpdateGuard, check_on_policy, clip_note
+from diffrl.training.messages import Messages
+from diffrl.training.observing import UpdateObserver
+from diffrl.training.optim import learning_rate_factor, set_learning_rate
 from diffrl.training.policy import Policy
+from diffrl.training.session import Session
+
+Metrics = dict[str, float | int]
 
 
-@dataclass(frozen=True)
-class LossTerm:
-    """One of the losses that an update adds up.
-
-    Args:
-        objective: gives the loss of each term.
-        weight: factor of its mean.
-        guidance: of the velocities that it is given; 1 is off.
-    """
-
-    objective: Objective[Any]
-    weight: float = 1.0
-    guidance: float = 1.0
-
-
-@dataclass(frozen=True)
-class Gradient:
-    """What one accumulated gradient amounts to.
+class Updater:
+    """Trains a session's policy on what an iteration has drawn; it stands after `updates` optimiser updates.
 
     Args:
-        loss: sum of the losses' weighted means over the update's terms of all ranks.
-        norm: gradient norm before clipping.
-        metrics: means over the terms that were evaluated.
-        largest_ratio_error: max |ratio - 1| over them.
-        evaluated: network evaluations on this rank, guidance and references left out.
-        bad_prompts: rows of this rank's prompts with a term whose loss is not finite.
-        joined: of each loss the evaluations that this rank made for nothing but to take part in the ranks' exchange,
-            guidance and references left out.
-        joined_reference: the same, of the reference.
+        session: everything loaded.
+        clock: seconds by phase.
+        guard: may leave an update out.
+        messages: what the user is told.
+        observer: hears what is asked of the networks.
     """
 
-    loss: float
-    norm: float
-    metrics: Mapping[str, float]
-    largest_ratio_error: float
-    evaluated: int
-    bad_prompts: Sequence[int] = ()
-    joined: Sequence[int] = ()
-    joined_reference: int = 0
+    def __init__(
+        self, session: Session, clock: PhaseClock, guard: UpdateGuard, messages: Messages, observer: UpdateObserver
+    ):
+        self.session, self.clock = session, clock
+        self.guard, self.messages, self.observer = guard, messages, observer
+        ema, parameters = self.config.train.ema, session.policy.parameters
+        self.ema = EMA(parameters, ema.decay) if ema else None
+        self.old = EMA(parameters, 0.0) if self.config.objective.old_policy_is_ema else None
+        self.updates = 0
+        self.on_policy_error: float | None = None
 
+    @property
+    def config(self) -> Config:
+        """The run's."""
+        return self.session.config
 
-def minibatches(
-    prompt: Tensor, batch: PromptBatch, updates: int, seed: int, cell: Tensor | None = None
-) -> list[Tensor]:
-    """Which units each update trains on: every unit once, each update an equal share of every prompt.
+    @property
+    def averages(self) -> dict[str, EMA | None]:
+        """Weights that follow the trained ones, by what a checkpoint calls them."""
+        return {"ema": self.ema, "old": self.old}
 
-    The shuffle is keyed by the prompt's group id, so it does not depend on how prompts are spread over ranks.
+    def old_policy(self) -> AbstractContextManager[None]:
+        """Inside, the weights are those of the policy that draws samples."""
+        return self.old.applied() if self.old else nullcontext()
 
-    Args:
-        prompt: (M,) int64 row of each unit's prompt.
-        batch: the prompts.
-        updates: number of shares.
-        seed: of the run.
-        cell: (M,) int64; units of one cell, which all belong to one prompt, stay together. None = each is its own.
+    def velocities(self, conditioning: Conditioning) -> list[Velocity]:
+        """The policy's, as each loss is given them."""
+        return [velocity_of(self.session.adapter, conditioning, loss.guidance) for loss in self.session.losses]
 
-    Returns:
-        `updates` tensors of rows, int64, disjoint, on the device of `prompt`.
-    """
-    shares: list[list[Tensor]] = [[] for _ in range(updates)]
-    for row, group in enumerate(batch.groups):
-        own = torch.nonzero(prompt == row).flatten()
-        place = torch.arange(len(own), device=own.device) if cell is None else cell[own].unique(return_inverse=True)[1]
-        count = int(place.max()) + 1 if len(own) else 0
-        order = generator_at(seed, batch.iteration, group, Purpose.UPDATE_SHARES).permutation(count)
-        for share, part in zip(shares, np.array_split(order, updates), strict=True):
-            dealt = torch.from_numpy(part).to(own.device)
-            share.append(own[dealt] if cell is None else own[torch.isin(place, dealt)])
-    return [torch.cat(share) for share in shares]
+    def gate(self, rollout: Rollout, predict: Sequence[Velocity]) -> None:
+        """Before the first update, the ratio of every recorded step must be 1."""
+        s, tolerance = self.session, self.config.guards.on_policy_tolerance
+        with self.clock("update"):
+            for loss, velocity in zip(s.losses, predict, strict=True) if self.updates == 0 else ():
+                # Unsynced: forward passes without a backward pass would leave the ranks' exchanges out of step.
+                with self.observer.during("gate"), s.ranks.sync_if(s.adapter.transformer, False):
+                    errors_here = loss.objective.on_policy_errors(rollout, velocity, self.config.train.micro_batch)
+                if errors := self._largest(errors_here):
+                    self.on_policy_error = check_on_policy(errors, s.sigmas, tolerance)
+                    if note := clip_note(self.on_policy_error, self.config):
+                        self.messages.report(note)
+
+    def _largest(self, errors: Sequence[tuple[int, float]]) -> list[tuple[int, float]]:
+        """The largest error of each step over all ranks; every rank brings the same steps."""
+        if not errors:
+            return []
+        worst = self.session.ranks.gather(torch.tensor([[error for _, error in errors]])).amax(0)
+        return [(step, float(error)) for (step, _), error in zip(errors, worst, strict=True)]
+
+    def examples(
+        self, rollout: Rollout, credit: Credit, grad_mask: Tensor, predict: Sequence[Velocity]
+    ) -> list[Examples]:
+        """What each loss trains on; what it asks of the old policy is asked here."""
+        losses = self.session.losses
+        phase = "old" if any(loss.objective.needs_old_velocity for loss in losses) else "update"
+        with self.clock(phase), self.old_policy():
+            return [
+                loss.objective.examples(
+                    rollout, credit, grad_mask, self.observer.heard("old", velocity), self.config.rollout.micro_batch
+                )
+                for loss, velocity in zip(losses, predict, strict=True)
+            ]
+
+    def update(
+        self, rollout: Rollout, examples: Sequence[Examples], predict: Sequence[Velocity], conditioning: Conditioning
+    ) -> Metrics:
+        """The iteration's optimiser updates."""
+        with self.clock("update"):
+            self._count_inactive(examples)
+            before = velocity_of(self.session.adapter, conditioning, self.config.kl_guidance)
+            reference = reference_of(self.session.policy, self.observer.heard("reference", before))
+            shares = self._shares(rollout, examples)
+            if self.config.retakes_densities:
+                examples = self._retake_densities(examples, shares, predict)
+            gradients, rates, made = list[Gradient](), list[float](), list[bool]()
+            for number, share in enumerate(zip(*shares, strict=True)):
+                rates.append(self.learning_rate())
+                set_learning_rate(self.session.optimizer, rates[-1])
+                examples = self._prepare(examples, share, predict, reference, first=number == 0)
+                gradients.append(self._accumulate(examples, share, predict, reference))
+                made.append(self._step(gradients[-1], rollout))
+                self.updates += 1
+            trained = sum(step and gradient.norm > 0 for step, gradient in zip(made, gradients, strict=True))
+            self.guard.watch_learning(trained, made.count(False))
+            if self.old:
+                self.old.decay = self.config.objective.old_decay(self.updates)
+                self.old.update()
+            return self._metrics(gradients, rates, made)
+
+    def _shares(self, rollout: Rollout, examples: Sequence[Examples]) -> list[list[Tensor]]:
+        """Of each loss the units of each update."""
+        updates, seed = self.config.train.updates_per_iteration, self.config.run.seed
+        return [
+            minibatches(part.prompt, rollout.batch, updates, seed, loss.objective.groups(part))
+            for loss, part in zip(self.session.losses, examples, strict=True)
+        ]
+
+    def _count_inactive(self, examples: Sequence[Examples]) -> None:
+        """Evaluations that inactive units would have cost, of whichever network the objective asks."""
+        policy, reference = [], 0
+        for loss, part in zip(self.session.losses, examples, strict=True):
+            o, inactive = loss.objective, int((~part.active).sum())
+            policy.append(inactive * (1 + o.needs_old_velocity + o.group_evaluations))
+            reference += inactive * o.needs_reference
+        self.observer.left_out(policy, reference)
+
+    def _retake_densities(
+        self, examples: Sequence[Examples], shares: Sequence[Sequence[Tensor]], predict: Sequence[Velocity]
+    ) -> list[Examples]:
+        """Densities of steps in the update's own batches; see `training.densities`."""
+        policy = [self.observer.heard("old", velocity) for velocity in predict]
+        with self.clock("old"):
+            retaken, idle = own_densities(self.session.losses, examples, shares, policy, self.config.train.micro_batch)
+        self.observer.left_out(idle)
+        return retaken
+
+    def _prepare(
+        self,
+        examples: Sequence[Examples],
+        share: Sequence[Tensor],
+        predict: Sequence[Velocity],
+        reference: Velocity,
+        first: bool,
+    ) -> list[Examples]:
+        """What an update's losses need to know before it, without gradient."""
+        prepared = []
+        for loss, part, index, velocity in zip(self.session.losses, examples, share, predict, strict=True):
+            if self.config.retakes_densities:
+                part = loss.objective.on_policy(part, first)
+            policy, micro_batch = self.observer.heard("group", velocity), self.config.rollout.micro_batch
+            prepared.append(loss.objective.precompute_group_terms(part, index, policy, reference, micro_batch))
+        return prepared
+
+    def _accumulate(
+        self, examples: Sequence[Examples], share: Sequence[Tensor], predict: Sequence[Velocity], reference: Velocity
+    ) -> Gradient:
+        """The gradient of an update."""
+        s = self.session
+        parts = list(zip(s.losses, examples, share, strict=True))
+        with self.observer.during("update"):
+            gradient = accumulate_gradient(s.ranks, s.policy, parts, predict, reference, self.config.train.micro_batch)
+        self.observer.left_out([-count for count in gradient.joined], -gradient.joined_reference)
+        return gradient
+
+    def _step(self, gradient: Gradient, rollout: Rollout) -> bool:
+        """Make an update, unless its guard leaves it out."""
+        culprits = [rollout.batch.prompts[row].text for row in gradient.bad_prompts]
+        approx_kl = gradient.metrics.get("approx_kl", 0.0)
+        if not self.guard.allows(gradient.loss, gradient.norm, gradient.largest_ratio_error, approx_kl, culprits):
+            return False
+        clip_gradient(self.session.policy, gradient.norm, self.config.train.max_grad_norm)
+        self.session.optimizer.step()
+        if self.ema:
+            self.ema.update()
+        return True
+
+    def learning_rate(self) -> float:
+        """Of the next update."""
+        t = self.config.train
+        total = self.config.run.iterations * t.updates_per_iteration
+        factor = learning_rate_factor(self.updates, total, t.schedule, t.warmup_updates, t.final_learning_rate)
+        return t.learning_rate * factor
+
+    def _metrics(self, gradients: Sequence[Gradient], rates: Sequence[float], made: Sequence[bool]) -> Metrics:
+        metrics: Metrics = {
+            **update_metrics(gradients, rates),
+            "update/skipped": made.count(False),
+            "update/evaluated": self.session.ranks.count(sum(gradient.evaluated for gradient in gradients)),
+        }
+        if self.updates == self.config.train.updates_per_iteration and self.on_policy_error is not None:
+            metrics["update/on_policy_error"] = self.on_policy_error
+        return metrics
 
 
 def reference_of(policy: Policy, predict: Velocity) -> Velocity:
-    """The same for the model before alignment, without gradients."""
+    """The same velocities of the model before alignment, without gradient."""
 
     @torch.no_grad()
     def reference(latents: Tensor, sigma: Tensor, prompt: Tensor) -> Tensor:
@@ -101,174 +221,6 @@ def reference_of(policy: Policy, predict: Velocity) -> Velocity:
             return predict(latents, sigma, prompt)
 
     return reference
-
-
-def metered(meter: CostMeter, purpose: str, velocity: Velocity) -> Velocity:
-    """The same velocities, counted as asked for this purpose."""
-
-    def counted(latents: Tensor, sigma: Tensor, prompt: Tensor) -> Tensor:
-        with meter.purpose(purpose):
-            return velocity(latents, sigma, prompt)
-
-    return counted
-
-
-def joined_errors(accelerator: Any, errors: Sequence[tuple[int, float]]) -> list[tuple[int, float]]:
-    """The largest error of each step over all ranks; every rank brings the same steps."""
-    if not errors:
-        return []
-    worst = gather_rows(accelerator, torch.tensor([[error for _, error in errors]])).amax(0)
-    return [(step, float(error)) for (step, _), error in zip(errors, worst, strict=True)]
-
-
-def accumulate_gradient(
-    accelerator: Any,
-    policy: Policy,
-    shares: Sequence[tuple[LossTerm, Examples, Tensor]],
-    predict: Sequence[Velocity],
-    reference: Velocity | None,
-    micro_batch: int,
-) -> Gradient:
-    """Gradient of the sum of the mean losses over the terms of all ranks, whatever the micro-batch.
-
-    Units without anything to train count in the mean and are not evaluated.
-
-    Args:
-        accelerator: joins the ranks.
-        policy: its gradients are replaced.
-        shares: of each loss its examples and the units (B,) that this update trains on.
-        predict: velocities of the policy, as each loss is given them.
-        reference: velocities of the reference, or None.
-        micro_batch: units a forward and backward pass.
-    """
-    for parameter in policy.parameters.values():
-        parameter.grad = None
-    lockstep = lockstep_of(accelerator)
-    if lockstep:
-        lockstep.forget()
-    by_hand = policy.alternates and not lockstep
-    pieces = [batches(examples, index, micro_batch) for _, examples, index in shares]
-    idle = [0] * len(shares) if by_hand else _idle_passes(accelerator, [len(own) for own in pieces])
-    numbered = enumerate(zip(pieces, idle, strict=True))
-    passes = [(number, piece) for number, (own, none) in numbered for piece in [*own, *[None] * none]]
-    terms = sum_ranks(accelerator, torch.stack([examples.terms[index].sum() for _, examples, index in shares]))
-    planned = terms.tolist()
-    sums = [_Sums() for _ in shares]
-    joined, joined_reference = [0] * len(shares), 0
-    with lockstep.equal_calls() if lockstep else nullcontext():
-        for count, (number, piece) in enumerate(passes, 1):
-            term, examples, _ = shares[number]
-            asked = reference if term.objective.needs_reference else None
-            with sync_if(accelerator, policy.adapter.transformer, count == len(passes)):
-                if piece is None:
-                    _join_with_nothing(examples, predict[number], asked)
-                    joined[number] += 1
-                    joined_reference += asked is not None
-                    continue
-                taken = examples.take(piece)
-                loss, metrics = term.objective.loss(taken, predict[number], asked)
-                # Ranks are averaged, so the sum over all of them needs their number back.
-                (loss.sum() * (term.weight * accelerator.num_processes / planned[number])).backward()
-            sums[number].add({"loss": loss.detach(), **metrics}, taken.term_prompt)
-    if by_hand:
-        average_gradients(accelerator, policy.parameters.values())
-    means, loss_total = _means(accelerator, shares, sums, planned)
-    norm = total_norm([p.grad for p in policy.parameters.values() if p.grad is not None])
-    largest = torch.tensor([max(one.largest_ratio_error() for one in sums)])
-    return Gradient(
-        loss_total,
-        norm,
-        means,
-        float(gather_rows(accelerator, largest).max()),
-        sum(len(piece) for own in pieces for piece in own),
-        sorted({prompt for one in sums for prompt in one.bad_prompts()}),
-        joined,
-        joined_reference,
-    )
-
-
-def batches(examples: Examples, index: Tensor, micro_batch: int) -> list[Tensor]:
-    """Return the units of a share (B,) that are evaluated, cut into the update's network calls."""
-    return [piece for piece in index[examples.active[index]].split(micro_batch) if len(piece)]
-
-
-class _Sums:
-    """Sums of one loss's metrics over its terms, on the device: they are read when all micro-batches have been sent."""
-
-    def __init__(self) -> None:
-        self.values: dict[str, Tensor] = {}
-        self.count = 0
-        self._ratio_errors: list[Tensor] = []
-        self._bad: list[Tensor] = []
-
-    def add(self, metrics: Mapping[str, Tensor], prompt: Tensor) -> None:
-        for name, values in metrics.items():
-            total = values.sum(dtype=torch.float64)
-            self.values[name] = self.values[name] + total if name in self.values else total
-        loss = metrics["loss"]
-        self.count += len(loss)
-        self._bad.append(torch.where(torch.isfinite(loss), -1, prompt.to(loss.device)))
-        if "ratio_error" in metrics:
-            self._ratio_errors.append(metrics["ratio_error"].max())
-
-    def largest_ratio_error(self) -> float:
-        return max(torch.stack(self._ratio_errors).tolist()) if self._ratio_errors else 0.0
-
-    def bad_prompts(self) -> set[int]:
-        return set(torch.cat(self._bad).tolist()) - {-1} if self._bad else set()
-
-    def row(self, names: Sequence[str]) -> list[float]:
-        """Sums of some metrics, 0 of those that there are none of, and the number of terms."""
-        sums = torch.stack(list(self.values.values())).tolist() if self.values else []
-        read = dict(zip(self.values, sums, strict=True))
-        return [read.get(name, 0.0) for name in names] + [self.count]
-
-
-def _means(
-    accelerator: Any,
-    shares: Sequence[tuple[LossTerm, Examples, Tensor]],
-    sums: Sequence[_Sums],
-    planned: Sequence[float],
-) -> tuple[dict[str, float], float]:
-    """Each loss's metrics as means over the evaluated terms of all ranks, and the total loss."""
-    means: dict[str, float] = {}
-    total = 0.0
-    for (term, _, _), own, number in zip(shares, sums, planned, strict=True):
-        names = term.objective.metrics
-        joined = sum_ranks(accelerator, torch.tensor(own.row(("loss", *names)), dtype=torch.float64)).tolist()
-        total += term.weight * joined[0] / number
-        if joined[-1]:
-            means |= {name: value / joined[-1] for name, value in zip(names, joined[1:-1], strict=True)}
-    return means, total
-
-
-def _idle_passes(accelerator: Any, own: Sequence[int]) -> list[int]:
-    """How many passes of each loss this rank makes with nothing to train, because others need it to take part.
-
-    DDP's ranks meet in their last pass only, so one will do for a rank without any. Ranks that share the weights
-    meet in every call.
-
-    Args:
-        accelerator: joins the ranks.
-        own: passes of each loss that this rank has something to train in.
-    """
-    if accelerator.num_processes == 1:
-        return [0] * len(own)
-    most = gather_rows(accelerator, torch.tensor([own])).amax(0).tolist()
-    if lockstep_of(accelerator):
-        return [m - n for m, n in zip(most, own, strict=True)]
-    return [int(any(most) and not any(own)), *[0] * (len(own) - 1)]
-
-
-def _join_with_nothing(examples: Examples, predict: Velocity, reference: Velocity | None) -> None:
-    """Call the networks as a loss does and go back with a gradient of zero."""
-    first = torch.arange(len(examples.prompt), device=examples.prompt.device)[:1]
-    latents, sigma, prompt = examples.take(first).start
-    nothing = torch.zeros_like(latents)  # whatever is wrong with a unit that is not trained stays out of the gradient
-    velocity = predict(nothing, sigma, prompt)
-    if reference is not None:
-        reference(nothing, sigma, prompt)
-    (0.0 * velocity.sum()).backward()
 
 
 def update_metrics(gradients: Sequence[Gradient], rates: Sequence[float]) -> dict[str, float]:
@@ -289,18 +241,3 @@ def update_metrics(gradients: Sequence[Gradient], rates: Sequence[float]) -> dic
     if any("ratio_error" in gradient.metrics for gradient in gradients):
         means["update/ratio_error_max"] = max(gradient.largest_ratio_error for gradient in gradients)
     return means
-
-
-def clip_gradient(policy: Policy, norm: float, limit: float | None) -> None:
-    """Scale the gradients down to a norm of `limit`, given the norm they have."""
-    if limit is not None and norm > limit:
-        for parameter in policy.parameters.values():
-            if parameter.grad is not None:
-                parameter.grad.mul_(limit / (norm + 1e-6))
-
-
-@contextmanager
-def sync_if(accelerator: Any, module: torch.nn.Module, sync: bool) -> Iterator[None]:
-    """Let gradients travel between ranks with the last micro-batch only."""
-    with nullcontext() if sync or accelerator.num_processes == 1 else accelerator.no_sync(module):
-        yield

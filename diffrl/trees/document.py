@@ -11,8 +11,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from diffrl.config.objective import Objective
+from diffrl.config.objective import ObjectiveSettings
 from diffrl.config.schema import Config
+from diffrl.credit.rules import recorded_rule
 from diffrl.records import Credit, CreditDetail, Forest, Rollout, Samples
 from diffrl.rollout.tree import paths_to, sample_paths
 from diffrl.trees.record import TreeLeaf, TreeNode, TreeRecord
@@ -37,21 +38,21 @@ class Sketch:
     candidate: Sequence[int]
 
 
-def trained_edges(objective: Objective, rollout: Rollout, credit: Credit, kept: Tensor) -> Tensor:
+def trained_edges(objective: ObjectiveSettings, rollout: Rollout, credit: Credit, kept: Tensor) -> Tensor:
     """(N,) bool, the nodes whose edge was in the loss with a weight: recorded, not pruned, and credited or pulled."""
     trained = torch.zeros_like(kept)
     if objective.trains_steps:
         trained[rollout.edges.node.cpu()] = True
-        if not objective.steps_are_pulled:
+        if not objective.trains_uncredited("steps"):
             trained &= credit.advantage != 0
     return trained & kept
 
 
-def trained_samples(objective: Objective, credit: Credit) -> Tensor:
+def trained_samples(objective: ObjectiveSettings, credit: Credit) -> Tensor:
     """(S,) bool, the samples that were in the loss as a whole with a weight: used, and credited or pulled."""
     if not objective.trains_samples:
         return torch.zeros_like(credit.used)
-    return credit.used if objective.samples_are_pulled else credit.used & (credit.outcome != 0)
+    return credit.used if objective.trains_uncredited("samples") else credit.used & (credit.outcome != 0)
 
 
 def sketch(
@@ -89,12 +90,12 @@ def sketch(
     trains = trained_edges(config.objective, samples.rollout, credit, kept).tolist()
     used = paths_to(samples.rollout.forest, torch.nonzero(credit.used).flatten())
     pruned, places = (used & ~kept).tolist(), redrawn[rows].tolist()
-    turns = _turns(detail, places) if rule.get("reward") == "turning_point" else None
+    turns = _turns(detail, places) if recorded_rule(rule.get("reward")).by_turns else None
     turning, sigmas = credit.turning.tolist(), [_digits(sigma) for sigma in samples.rollout.sigmas.tolist()]
     shape = zip(*(c[rows].tolist() for c in (forest.parent, forest.step, forest.child, forest.root)), strict=True)
     nodes = []
     for i, ((parent, step, child, root), own, node) in enumerate(zip(shape, places, number, strict=True)):
-        is_drawn, is_edge = own >= 0, own >= 0 and parent >= 0
+        is_sampled, is_edge = own >= 0, own >= 0 and parent >= 0
         nodes.append(
             TreeNode(
                 id=i,
@@ -103,8 +104,8 @@ def sketch(
                 child=child,
                 step=step if step >= 0 else None,
                 sigma=sigmas[step + 1],
-                drawn=is_drawn,
-                value=values[own] if is_drawn else None,
+                sampled=is_sampled,
+                value=values[own] if is_sampled else None,
                 credited=credited[own] if is_edge else None,
                 advantage=advantages[own] if is_edge else None,
                 turning=is_edge and turning[own],
@@ -149,7 +150,12 @@ def _shown(samples: Samples) -> tuple[Forest, Tensor, Tensor]:
 
 
 def _leaves(
-    objective: Objective, samples: Samples, credit: Credit, forest: Forest, sample_of: Tensor, number: Mapping[int, int]
+    objective: ObjectiveSettings,
+    samples: Samples,
+    credit: Credit,
+    forest: Forest,
+    sample_of: Tensor,
+    number: Mapping[int, int],
 ) -> dict[int, tuple[TreeLeaf, int, int]]:
     """Of each node that a sample grows from: what is known of it, its row in the rollout or -1, and in the forest."""
     table, chosen, paths = samples.table, samples.chosen, sample_paths(forest)

@@ -65,7 +65,7 @@ def _require_order(record: TreeRecord) -> None:
 def _require_leaves(record: TreeRecord) -> None:
     """What pulls at a split, and what turns at a step, are samples of this tree."""
     for node in record.nodes:
-        for number in (*(node.pushed.pulls if node.pushed else ()), *(node.turns or ())):
+        for number in (*(node.update_effect.pulls if node.update_effect else ()), *(node.turns or ())):
             if not 0 <= number < len(record.nodes) or record.nodes[number].leaf is None:
                 raise ValueError(f"node {number}, named by node {node.id}, is no sample")
 

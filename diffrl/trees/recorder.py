@@ -12,16 +12,16 @@ from torch import Tensor
 from diffrl.config.schema import Config
 from diffrl.cost.meter import TREES, CostMeter, PhaseClock
 from diffrl.models.adapter import Conditioning, ModelAdapter
-from diffrl.objectives.base import Examples
+from diffrl.objectives.examples import Examples
 from diffrl.records import Credit, PromptBatch, Samples
 from diffrl.rollout.denoise import velocity_of
 from diffrl.rollout.density import densities_under, origin_velocities
 from diffrl.rollout.transition import Transition
 from diffrl.trees.document import sketch
 from diffrl.trees.pictures import KeptTree, with_pictures
-from diffrl.trees.pushes import pushes_of, with_pushes
 from diffrl.trees.rules import rule_of
 from diffrl.trees.tracing import Trace, Tracer, keeps_trees
+from diffrl.trees.update_effects import update_effects_of, with_update_effects
 
 
 @dataclass
@@ -103,15 +103,15 @@ class TreeRecorder:
             return ()
         after = self.velocities(trace, conditioning)
         with self.clock("trees"):
-            ratio, pushes = torch.full(credit.values.shape, torch.nan), None
+            ratio, effects = torch.full(credit.values.shape, torch.nan), None
             if after is not None and before is not None:
                 ratio[trace.edges.node.cpu()] = (self.densities(trace, after) - self.densities(trace, before)).cpu()
-                pushes = pushes_of(trace, samples.rollout, credit, kept, examples, before, after)
+                effects = update_effects_of(trace, samples.rollout, credit, kept, examples, before, after)
             rule = rule_of(self.config, trace.edges, skipped, learning_rate)
             sketches = [
-                with_pushes(sketch(self.config, samples, credit, kept, ratio, row, rule, weights), pushes)
+                with_update_effects(sketch(self.config, samples, credit, kept, ratio, row, rule, weights), effects)
                 for row in range(trace.prompts)
             ]
         decode_batch, pictures = self.config.rollout.decode_batch, settings.pictures
         images = samples.rollout.images
-        return (with_pictures(one, trace, images, self.adapter, decode_batch, pictures, pushes) for one in sketches)
+        return (with_pictures(one, trace, images, self.adapter, decode_batch, pictures, effects) for one in sketches)

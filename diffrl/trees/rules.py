@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from diffrl.config.schema import Config
+from diffrl.credit.rules import reward_rule
 from diffrl.records import Edges
 from diffrl.rewards.score import WeightedScorer
 
@@ -26,7 +27,7 @@ def rule_of(config: Config, edges: Edges, skipped: int = 0, learning_rate: float
         "reward": r.reward,
         "value": r.value,
         "fusion": r.fusion,
-        **(turns if r.reward == "turning_point" else {}),
+        **(turns if reward_rule(r.reward).by_turns else {}),
         "normalise": r.normalise,
         "baseline": r.baseline,
         "std": r.std,
@@ -36,7 +37,7 @@ def rule_of(config: Config, edges: Edges, skipped: int = 0, learning_rate: float
         "edges": o.trains_steps,
         "samples": o.trains_samples,
         "nodes": o.trains_nodes,
-        "kl": float(o.kl),
+        "kl": float(o.kl_weight),
         "prune": r.prune.width is not None or r.prune.depth is not None,
         **clips,
         "prompts": config.prompts.per_iteration,

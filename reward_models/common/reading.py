@@ -76,13 +76,13 @@ def require_file(path: Path) -> int:
         Unreadable: it is something else.
     """
     try:
-        found = path.stat()
+        facts = path.stat()
     except ValueError as error:  # a zero byte in its name
         raise Unreadable(f"cannot be read: {error}") from error
-    if not stat.S_ISREG(found.st_mode):
-        kind = "a folder" if stat.S_ISDIR(found.st_mode) else "a pipe, a socket or a device"
+    if not stat.S_ISREG(facts.st_mode):
+        kind = "a folder" if stat.S_ISDIR(facts.st_mode) else "a pipe, a socket or a device"
         raise Unreadable(f"cannot be read: it must be a plain file, and is {kind}")
-    return found.st_size
+    return facts.st_size
 
 
 def _decoded(data: bytes, encoding: str, errors: str) -> str:

@@ -82,8 +82,8 @@ class Loader(yaml.SafeLoader):
         node = super().compose_node(parent, index)
         if isinstance(event, yaml.AliasEvent) and id(node) not in self._sizes:
             raise _refused(event, f"the alias {quote(event.anchor)} stands within what it names. Write it out")
-        if isinstance(node, yaml.ScalarNode) and (found := SURROGATE.search(node.value)):
-            raise _refused(event, f"{ascii(found[0])} is half of a surrogate pair, no character of UTF-8. Remove it")
+        if isinstance(node, yaml.ScalarNode) and (half := SURROGATE.search(node.value)):
+            raise _refused(event, f"{ascii(half[0])} is half of a surrogate pair, no character of UTF-8. Remove it")
         length = len(node.value) if isinstance(node, yaml.ScalarNode) else 0
         self._nodes += self._sizes.get(id(node), 1 + length // NODE_CHARACTERS)
         if self._nodes > MOST_NODES:

@@ -112,9 +112,9 @@ class GenEvalScorer:
         self.spec.require(batch)
         if not len(batch):
             return output_of_rows([], PARTS)
-        found = self.detector(batch.media, min(self.thresholds.values()))
+        detected = self.detector(batch.media, min(self.thresholds.values()))
         rows: list[tuple[float, dict[str, float], str | None]] = []
-        for index, (picture, objects) in enumerate(zip(batch.media, found, strict=True)):
+        for index, (image, objects) in enumerate(zip(batch.media, detected, strict=True)):
             try:
                 conditions = read_conditions(batch.meta(index))
                 self._check_classes(conditions)
@@ -122,7 +122,7 @@ class GenEvalScorer:
                 rows.append((math.nan, {}, str(error)))
                 continue
             chosen = kept(objects, self.thresholds[conditions.counting], self.max_objects)
-            parts = judge(conditions, chosen, partial(self._colors, picture), self.slack)
+            parts = judge(conditions, chosen, partial(self._colors, image), self.slack)
             rows.append((parts[self.summary], parts, None))
         return output_of_rows(rows, PARTS)
 
@@ -140,8 +140,8 @@ class GenEvalScorer:
             for name, good, bad in pairs
         ]
 
-    def _colors(self, picture: Tensor, objects: Sequence[Detection], name: str) -> list[str]:
-        return self.colors(picture, objects, name)
+    def _colors(self, image: Tensor, objects: Sequence[Detection], name: str) -> list[str]:
+        return self.colors(image, objects, name)
 
     def _check_classes(self, conditions: Conditions) -> None:
         for clause in (*conditions.include, *conditions.exclude):
@@ -198,6 +198,6 @@ def _canvas(colour: str) -> tuple[Image.Image, ImageDraw.ImageDraw, float]:
     return image, ImageDraw.Draw(image), SIDE / 256
 
 
-def _asking_for(name: str, picture: Tensor) -> Sample:
+def _asking_for(name: str, image: Tensor) -> Sample:
     metadata = {"tag": "single_object", "include": [{"class": name, "count": 1}]}
-    return Sample(picture, f"a photo of a {name}", metadata)
+    return Sample(image, f"a photo of a {name}", metadata)

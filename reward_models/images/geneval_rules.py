@@ -109,11 +109,11 @@ def kept(detections: Sequence[Detection], threshold: float, max_objects: int) ->
 
     GenEval keeps overlapping objects (its non-maximum suppression is off by default).
     """
-    found: dict[str, list[Detection]] = {}
+    by_class: dict[str, list[Detection]] = {}
     for item in sorted(detections, key=lambda item: -item.score):
         if item.score > threshold:
-            found.setdefault(class_name(item.name), []).append(item)
-    return {name: items[:max_objects] for name, items in found.items()}
+            by_class.setdefault(class_name(item.name), []).append(item)
+    return {name: items[:max_objects] for name, items in by_class.items()}
 
 
 def relations(first: Detection, second: Detection, slack: float) -> set[str]:

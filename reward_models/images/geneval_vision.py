@@ -52,7 +52,7 @@ class Detector:
             outputs = self.model(pixel_values=inputs.to(device, self.model.dtype))
             sizes = tuple(inputs.shape[-2:]), tuple(pictures.shape[-2:])
             return [
-                [self._detection(*found) for found in instances(classes.float(), masks.float(), sizes, threshold)]
+                [self._detection(*instance) for instance in instances(classes.float(), masks.float(), sizes, threshold)]
                 for classes, masks in zip(outputs.class_queries_logits, outputs.masks_queries_logits, strict=True)
             ]
 
@@ -85,17 +85,17 @@ def instances(
     chosen, places = probabilities.flatten().topk(len(classes))
     likely = chosen > threshold  # the mask's factor is at most 1
     chosen, places = chosen[likely], places[likely]
-    found = []
-    for probability, place in zip(chosen, places.tolist(), strict=True):
-        query, label = divmod(place, probabilities.shape[1])
+    found_instances = []
+    for probability, at in zip(chosen, places.tolist(), strict=True):
+        query, label = divmod(at, probabilities.shape[1])
         logits = masks[query][None, None]
         for size in sizes:
             logits = F.interpolate(logits, size, mode="bilinear", align_corners=False)
         inside = logits[0, 0] > 0
         score = float(probability * (logits[0, 0].sigmoid() * inside).sum() / (inside.sum() + 1e-6))
         if score > threshold:  # never of an empty mask, whose score is 0
-            found.append((label, score, inside))
-    return found
+            found_instances.append((label, score, inside))
+    return found_instances
 
 
 class ColorClassifier:

@@ -100,17 +100,17 @@ def _facts(spec: ScorerSpec) -> tuple[str, str, str]:
 
 def show_self_test(reward: Loaded, console: Console) -> bool:
     """Score pairs of known order and print them; whether all is well."""
-    found = self_test(reward.scorer)
+    result = self_test(reward.scorer)
     higher = reward.scorer.spec.higher_is_better
     table = Table(title=Text(f"Self-test of {reward.label}"), title_justify="left", box=None, pad_edge=False)
     table.add_column("the right sample is right because")
     for column in ("right", "wrong", ""):
         table.add_column(column, justify="right")
-    for why, good, bad in found.scores:
+    for why, good, bad in result.scores:
         won = good > bad if higher else good < bad
         table.add_row(Text(why), f"{good:.5g}", f"{bad:.5g}", Text("ok" if won else "LOST", "green" if won else "red"))
     console.print(table)
-    return _verdict("self-test", reward, found.passed, list(found.problems), console)
+    return _verdict("self-test", reward, result.passed, list(result.problems), console)
 
 
 def show_check(reward: Loaded, console: Console) -> bool:

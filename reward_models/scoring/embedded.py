@@ -107,10 +107,10 @@ def positive_text(graph: Any) -> str:
         raise Unreadable("is no mapping of nodes")
     used = {link[0] for node in graph.values() for link in _links(node).values()}
     ends = [name for name, node in graph.items() if name not in used and _links(node)]
-    found = {text for end in ends for text in _of_image(graph, end, set())}
-    if len(found) != 1:
-        raise Unreadable(f"leads to {len(found) or 'no'} positive text{'s' if len(found) > 1 else ''}")
-    return found.pop()
+    texts = {text for end in ends for text in _of_image(graph, end, set())}
+    if len(texts) != 1:
+        raise Unreadable(f"leads to {len(texts) or 'no'} positive text{'s' if len(texts) > 1 else ''}")
+    return texts.pop()
 
 
 def _of_image(graph: Mapping[str, Any], name: str, seen: set[str]) -> Iterator[str]:

@@ -40,7 +40,7 @@ def check_outputs(paths: Sequence[Path]) -> None:
 
 
 def check_targets(
-    outs: Sequence[Path], plot: Path | None, items: Sequence[Item], others: Sequence[Path], given: Sequence[str]
+    outs: Sequence[Path], plot: Path | None, items: Sequence[Item], others: Sequence[Path], paths: Sequence[str]
 ) -> None:
     """Refuse to write over what is read, or figures to where the next run would score them.
 
@@ -49,7 +49,7 @@ def check_targets(
         plot: folder or file of figures.
         items: what is scored.
         others: further files that are read.
-        given: paths that were asked for.
+        paths: paths that were asked for.
 
     Raises:
         RewardError: names the file.
@@ -58,7 +58,7 @@ def check_targets(
     for path in (*outs, *([plot] if plot is not None else [])):
         if path.resolve() in read or path.name in INDEXES:
             raise RewardError(f"--out and --plot never write over what is read, or an index of images. Got {path}.")
-    folders = [Path(path).resolve() for path in given if Path(path).is_dir() and not _has_index(Path(path))]
+    folders = [Path(path).resolve() for path in paths if Path(path).is_dir() and not _has_index(Path(path))]
     if plot is not None and any(plot.resolve().is_relative_to(folder) for folder in folders):
         raise RewardError(f"--plot must lie outside the folders that are scored, or figures are next. Got {plot}.")
 

@@ -64,11 +64,11 @@ def score_items(
     rows = range(len(items))
 
     def read(row: int) -> Read:
-        found = _read(items[row], peeks[row], single, identities, caches)
+        sample = _read(items[row], peeks[row], single, identities, caches)
         known = {label: scores[row] for label, scores in of_groups.items()}
-        found.scores |= {label: one.score for label, one in known.items()}
-        found.cached |= {label for label, one in known.items() if one.cached}
-        return found
+        sample.scores |= {label: one.score for label, one in known.items()}
+        sample.cached |= {label for label, one in known.items() if one.cached}
+        return sample
 
     for window in _read_ahead(_windows(rows, peeks, WINDOW_BATCHES * largest), read):
         for reward in single:

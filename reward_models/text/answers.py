@@ -59,10 +59,10 @@ def matched_number(text: str, pattern: re.Pattern[str]) -> float:
     Raises:
         AnswerError: no match, or the group is no number.
     """
-    found = pattern.findall(text)
-    if not found:
+    matches = pattern.findall(text)
+    if not matches:
         raise AnswerError(f"the answer does not match {pattern.pattern!r}: {shortened(text)}")
-    return _finite(found[-1], text)
+    return _finite(matches[-1], text)
 
 
 def json_number(text: str, key: str) -> float:
@@ -71,15 +71,15 @@ def json_number(text: str, key: str) -> float:
     Raises:
         AnswerError: there is no such object, or the value is no number.
     """
-    decoder, place, values = json.JSONDecoder(), 0, []
-    while (place := text.find("{", place)) >= 0:
+    decoder, start, values = json.JSONDecoder(), 0, []
+    while (start := text.find("{", start)) >= 0:
         try:
-            found, place = decoder.raw_decode(text, place)
+            value, start = decoder.raw_decode(text, start)
         except (ValueError, RecursionError):
-            place += 1
+            start += 1
             continue
-        if key in found:
-            values.append(found[key])
+        if key in value:
+            values.append(value[key])
     if not values:
         raise AnswerError(f"the answer holds no JSON object with {key!r}: {shortened(text)}")
     return _finite(values[-1], text)
@@ -104,8 +104,8 @@ def yes_probability(options: Sequence[tuple[str, float]], words: tuple[str, str]
             mass[word] += math.exp(logprob)
     yes, no = mass.values()
     if not yes + no >= LEAST_MASS:
-        found = ", ".join(f"{token!r} {math.exp(logprob):.2f}" for token, logprob in list(options)[:3]) or "nothing"
-        raise AnswerError(f"the first token is neither {words[0]!r} nor {words[1]!r}, but {found}")
+        likeliest = ", ".join(f"{token!r} {math.exp(logprob):.2f}" for token, logprob in list(options)[:3]) or "nothing"
+        raise AnswerError(f"the first token is neither {words[0]!r} nor {words[1]!r}, but {likeliest}")
     return yes / (yes + no)
 
 

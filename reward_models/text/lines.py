@@ -67,8 +67,8 @@ class LineReader:
         with self._lock:  # rewards may be computed in threads of their own
             new = {key: one for key, one in zip(keys, pixels, strict=True) if key not in self._known}
             if new:
-                found = self._recognise(TextRecInput(img=list(new.values()), return_word_box=False))
-                self._known.update(zip(new, map(Line, found.txts, found.scores), strict=True))
+                lines = self._recognise(TextRecInput(img=list(new.values()), return_word_box=False))
+                self._known.update(zip(new, map(Line, lines.txts, lines.scores), strict=True))
             read = [self._known[key] for key in keys]
             while len(self._known) > REMEMBERED:
                 self._known.popitem(last=False)

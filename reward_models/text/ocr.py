@@ -153,7 +153,7 @@ class OcrScorer(WithoutWeights):
     def _read_all(self, images: Tensor) -> list[str | Exception]:
         """What stands in each image, or why that is not known: engines raise what they like."""
         if self.lines is None:
-            return [_attempt(self.read, picture) for picture in images]
+            return [_attempt(self.read, image) for image in images]
         lines = _attempt(self.lines, images)
         return [lines] * len(images) if isinstance(lines, Exception) else [line.text for line in lines]
 
@@ -213,8 +213,8 @@ def written(text: str, side: int = SIDE) -> Tensor:
 def _rapidocr(threads: int) -> Reader:
     engine = make_engine(threads)
 
-    def read(picture: Tensor) -> str:
-        return "".join(engine(to_pil(picture)).txts or ())  # None where nothing is found
+    def read(image: Tensor) -> str:
+        return "".join(engine(to_pil(image)).txts or ())  # None where nothing is found
 
     return read
 
@@ -231,7 +231,7 @@ def _tesseract() -> Reader:
             "(Debian: apt install tesseract-ocr), or use engine='rapidocr'."
         ) from error
 
-    def read(picture: Tensor) -> str:
-        return str(pytesseract.image_to_string(to_pil(picture), lang="eng", config="--psm 11"))
+    def read(image: Tensor) -> str:
+        return str(pytesseract.image_to_string(to_pil(image), lang="eng", config="--psm 11"))
 
     return read

@@ -105,7 +105,7 @@ class ClipTolerances:
         return Tolerances(**{name: getattr(self, name) for name in _LOOKS})
 
 
-_LOOKS = [f.name for f in fields(ClipTolerances) if f.name in {own.name for own in fields(Tolerances)}]
+_LOOKS = [f.name for f in fields(ClipTolerances) if f.name in {field.name for field in fields(Tolerances)}]
 
 
 def format_prompt(clip: ClipSpec) -> str:
@@ -167,10 +167,10 @@ def judge_clips(clips: Sequence[ClipSpec], videos: NDArray[np.uint8], tolerances
     parts["strict"] = right.all(1) & goes & even & steady
     reasons = []
     for b, clip in enumerate(clips):
-        said = [_of_frames(right[b], pictures.reasons[b * frames : (b + 1) * frames])]
-        said.append("" if goes[b] else f"direction: {_way(track.way[b], clip.motion, tolerances)}")
-        said.append("" if even[b] and steady[b] else f"motion: {'size changes' if even[b] else 'uneven'}")
-        reasons.append("; ".join(filter(None, said)) or None)
+        causes = [_of_frames(right[b], pictures.reasons[b * frames : (b + 1) * frames])]
+        causes.append("" if goes[b] else f"direction: {_way(track.way[b], clip.motion, tolerances)}")
+        causes.append("" if even[b] and steady[b] else f"motion: {'size changes' if even[b] else 'uneven'}")
+        reasons.append("; ".join(filter(None, causes)) or None)
     return Verdicts({name: np.asarray(parts[name], dtype=np.float32) for name in PARTS}, reasons)
 
 
@@ -199,15 +199,15 @@ class _Track:
             return filled.reshape(count, frames)
 
         there = spread(np.ones(len(objects.image), dtype=np.float32)) > 0
-        place = np.stack([spread(objects.x), spread(objects.y)], -1)
+        centre = np.stack([spread(objects.x), spread(objects.y)], -1)
         row = np.arange(count)
-        start = place[row, there.argmax(1)]
-        end = place[row, frames - 1 - there[:, ::-1].argmax(1)]
-        away = np.where(there, np.hypot(*np.moveaxis(place - start[:, None], -1, 0)), 0)
+        start = centre[row, there.argmax(1)]
+        end = centre[row, frames - 1 - there[:, ::-1].argmax(1)]
+        away = np.where(there, np.hypot(*np.moveaxis(centre - start[:, None], -1, 0)), 0)
         return _Track(
             there=there,
             area=spread(objects.area),
-            step=np.diff(place, axis=1),
+            step=np.diff(centre, axis=1),
             both=there[:, 1:] & there[:, :-1],
             way=np.where((there.sum(1) > 1)[:, None], end - start, 0),
             strayed=away.max(1),
@@ -261,9 +261,9 @@ def _way(way: Array, asked: str, tolerances: ClipTolerances) -> str:
     wanted = asked.split()[-1]
     if max(abs(x), abs(y)) < tolerances.still:
         return "strays" if wanted == "still" else f"still, not {wanted}"
-    said = ("left" if x < 0 else "right") if abs(x) >= abs(y) else ("up" if y < 0 else "down")
-    if said != wanted:
-        return f"{said}, not {wanted}"
+    direction = ("left" if x < 0 else "right") if abs(x) >= abs(y) else ("up" if y < 0 else "down")
+    if direction != wanted:
+        return f"{direction}, not {wanted}"
     return "not far enough" if np.abs(way).max() < tolerances.travel else "askew"
 
 

@@ -96,7 +96,7 @@ def sampled(count: int, fps: float | None, rate: float, frames: int | None = Non
         wanted = 2 * round(min(max(count / fps * rate, LEAST_FRAMES), most) / 2)
     if wanted < 2:
         raise CannotJudgeError(f"the clip has {count} frames, and motion takes two")
-    return [int(place) for place in torch.linspace(0, count - 1, wanted).round()]
+    return [int(frame) for frame in torch.linspace(0, count - 1, wanted).round()]
 
 
 def resized(frames: Tensor, height: int, width: int) -> Tensor:

@@ -116,7 +116,7 @@ def _still(sample: Sample) -> Sample:
 
 def _note(notes: Sequence[tuple[int, str | None]]) -> str | None:
     """What was said of a clip's frames, by their numbers; once where it is the same of all."""
-    said = [(frame, note) for frame, note in notes if note]
+    reasons = [(frame, note) for frame, note in notes if note]
     if len({note for _, note in notes}) == 1:
         return notes[0][1]
-    return "; ".join(f"frame {frame}: {note}" for frame, note in said)
+    return "; ".join(f"frame {frame}: {note}" for frame, note in reasons)

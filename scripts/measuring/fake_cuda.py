@@ -18,6 +18,7 @@ from torch._subclasses.fake_tensor import FakeTensor, unset_fake_temporarily
 from torch.utils._pytree import tree_leaves
 
 from diffrl.config.schema import EvalSettings
+from diffrl.cost.fake_mode import ALL, INDEXING, NOT, READ, FakeMode, negate, rows_of
 from diffrl.doctor.models import CASES, full_adapter, random_encodings
 from diffrl.records import Prompt, PromptBatch
 from diffrl.rollout.denoise import Sampler
@@ -26,11 +27,9 @@ from diffrl.rollout.regenerate import regenerate
 from diffrl.rollout.transition import make_transition
 from diffrl.rollout.tree import plan_forest, root_addresses
 from diffrl.training.evaluate import draw
-from measuring.fake_mode import INDEXING, NOT, READ, FakeMode, negate, rows_of
 
 CUDA = torch.device("cuda", 0)
 COPY = torch.ops.aten._to_copy.default
-ALL = (torch.ops.aten.all.default, torch.ops.aten.all.dim)
 SHALLOW = {
     "flux": {"num_layers": 1, "num_single_layers": 1},
     "flux_kontext": {"num_layers": 1, "num_single_layers": 1},

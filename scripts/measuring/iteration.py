@@ -91,7 +91,7 @@ def measure_run(path: str, overrides: Sequence[str], iterations: int) -> dict[st
         config = load_config(path, [*fixed, "run.eval_every=null", *overrides])
         session = open_session(Preview(config), Path(folder))
         trainer, quiet = Trainer(session, Messages()), Console(quiet=True)
-        journal = Journal(Path(folder), config, session.accelerator)
+        journal = Journal(Path(folder), config, session.ranks)
         run = TrainingRun(trainer, journal, Progress(quiet, iterations + 2, quiet=True))
         clock = ProcessClock(session.device)
         trainer.clock = trainer.sampling.clock = trainer.crediting.clock = clock
@@ -163,10 +163,11 @@ def measure_history(path: str, overrides: Sequence[str], iterations: int) -> dic
 def flops_of(config: Config) -> int | None:
     """Of one network evaluation; None where that is not known, or in a revision that counted none."""
     try:
-        from diffrl.cost.flops import evaluation_flops
+        from diffrl.cost.activations import activations_of
     except ImportError:
         return None
-    return evaluation_flops(config)
+    counted, _ = activations_of(config)
+    return None if counted is None else counted.flops
 
 
 def flops_by_phase(evaluations: Mapping[str, int], each: int | None) -> dict[str, float]:

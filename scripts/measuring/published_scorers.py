@@ -8,7 +8,7 @@ import torch
 from torch._subclasses.fake_tensor import unset_fake_temporarily
 from transformers.initialization import no_init_weights
 
-from measuring.live_memory import LiveMemory
+from diffrl.cost.live_memory import LiveMemory
 
 
 def clip(text: int, layers: int, vision: int, depth: int, projection: int):

@@ -115,20 +115,22 @@ MUTATIONS = [
         "objectives/test_nft.py": {"objectives.noised:noised": ["(1.0 - A) * B + A * C -> B + A * C"]},
         "objectives/test_forward.py": {
             "objectives.noised:_noise": ["1.0 - A + A * B -> A * B"],
-            "objectives.dgpo:DGPO.examples": ["noised(A, B, C, D, shared=True) -> noised(A, B, C, D)"],
-            "objectives.crd:CRD.compared": ["group_mean(A, B, C) -> group_mean(A, 0 * B, C)"],
+            "objectives.noised:SampleLoss.examples": ["noised(A, B, C, D, E) -> noised(A, B, C, D, False)"],
+            "objectives.crd:CRD.precompute_group_terms": ["group_mean(A, B, C) -> group_mean(A, 0 * B, C)"],
         },
-        "objectives/test_tilt.py": {"objectives.tilt:Tilt.examples": ["A if self.needs_reference else B -> B"]},
+        "objectives/test_tilt.py": {"objectives.tilt:Tilt.examples": ["A if self.trains_uncredited else B -> B"]},
         "training/test_tilt_training.py": {
-            "training.loop:Trainer.update": ["C.reference_guidance -> C.rollout.guidance_scale"],
+            "training.update:Updater.update": ["C.kl_guidance -> C.rollout.guidance_scale"],
         },
         "training/test_forward_training.py": {
-            "training.loop:Trainer.iterate": ["A.guidance -> self.config.rollout.guidance_scale"],
-            "training.loop:Trainer.compared": ["A.compared(B, C, D, E, F) -> A.compared(B, C[:1], D, E, F)"],
+            "training.update:Updater.velocities": ["A.guidance -> self.config.rollout.guidance_scale"],
+            "training.update:Updater._prepare": [
+                "A.precompute_group_terms(B, C, D, E, F) -> A.precompute_group_terms(B, C[:1], D, E, F)"
+            ],
         },
-        "training/test_nft_training.py": {"training.update:accumulate_gradient": ["A / B[C] -> A / len(piece)"]},
-        "training/test_ranks.py": {"training.update:accumulate_gradient": ["A.weight * B -> A.weight"]},
-        "training/test_gradient.py": {"training.update:clip_gradient": ["A / (B + 1e-6) -> A"]},
+        "training/test_nft_training.py": {"training.gradient:accumulate_gradient": ["A / B[C] -> A / len(piece)"]},
+        "training/test_ranks.py": {"training.gradient:accumulate_gradient": ["A.weight * B -> A.weight"]},
+        "training/test_gradient.py": {"training.gradient:clip_gradient": ["A / (B + 1e-6) -> A"]},
         "training/test_loop.py": {
             "training.ema:EMA.update": ["1.0 - A -> A"],
             "training.optim:learning_rate_factor": ["1.0 + math.cos(A) -> 1.0 - math.cos(A)"],

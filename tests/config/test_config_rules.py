@@ -115,7 +115,8 @@ BAD = [
      "splits=[0, 2]. Remove the splits or choose splits, window or all."),
     ({"rollout": {"tree": {"roots": 5}} | NO_NOISE, "credit": {}},
      "rollout.stochastic.kind must not be none with objective.kind: grpo, which trains stochastic steps."),
-    ({"rollout": {"tree": {"roots": 5}} | NO_NOISE, "objective": NFT | {"edges": {}}, "credit": {}},
+    ({"rollout": {"tree": {"roots": 5}} | NO_NOISE, "objective": NFT | {"old_decay_max": 0.0, "edges": {}},
+      "credit": {}},
      "objective.edges must be null with rollout.stochastic.kind: none: there are no stochastic steps to train."),
     ({"rollout": {"dynamics": None}}, "rollout.dynamics is missing: it says how the stochastic steps draw"),
     ({"rollout": {"tree": {"roots": 5}, "stochastic": {"kind": "none"}}, "objective": NFT, "credit": {}},
@@ -141,7 +142,7 @@ BAD = [
     ({"credit": {"reward": "outcome", "normalise": "depth"}},
      "credit.normalise must be group with credit.reward: outcome, whose advantages belong to whole samples."),
     ({"credit": {"reward": "fused", "value": "ode"}},
-     "credit.value must be leaves unless credit.reward is incremental, turning_point or a rule of your own, which"),
+     "credit.value must be leaves unless credit.reward is incremental or turning_point, or a rule of your own, "),
     ({"credit": {"reward": "fused", "std": "batch"}},
      "credit.std must be group or mad unless credit.reward is outcome."),
     ({"credit": {"std": "mad"}},
@@ -157,8 +158,8 @@ BAD = [
      "credit.prune.best goes with credit.prune.width: extremes. Got best=2, width=null. Give both or neither."),
     ({"credit": {"prune": {"width": "extremes"}}}, 'Got best=null, width="extremes". Give both or neither.'),
     ({"rollout": CHAINS, "credit": {"reward": "fused"}},
-     "credit.reward must be outcome, incremental or turning_point without rollout.tree.splits: a chain has one reward "
-     "to fuse. Got fused. Set outcome, or add splits."),
+     "credit.reward must not be fused without rollout.tree.splits: a chain has one reward to fuse. Set outcome, or add "
+     "splits."),
     ({"rollout": CHAINS, "credit": {"reward": "turning_point"}},
      "credit.value must be ode or predicted_x0 for steps of chains: with leaves every node of a chain is worth the "
      "same and nothing would train."),
@@ -234,7 +235,7 @@ def test_guidance_that_is_an_input_of_the_network_is_that_of_the_rollout(kind):
         data["objective"]["guidance"] = 1.0
         if family in embedded:
             config = make_config(data)
-            assert config.loss_guidance(config.objective.sample_guidance) == config.reference_guidance == 3.5
+            assert config.loss_guidance(config.objective.sample_guidance) == config.kl_guidance == 3.5
 
 
 def test_problems_of_several_sections_come_together():

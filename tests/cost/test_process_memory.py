@@ -17,7 +17,7 @@ from diffrl.cost.hours import hours_rows
 from diffrl.cost.memory import LIBRARIES
 from diffrl.cost.plan import make_plan
 from diffrl.cost.process_memory import Offer, offer_here, offer_to_all, shortages
-from diffrl.distributed import ranks
+from diffrl.distributed.ranks import Ranks
 from diffrl.errors import ConfigError
 from diffrl.preflight import machine, rewards
 from diffrl.preflight import preview as preview_module
@@ -120,10 +120,10 @@ def test_what_is_short_is_said_or_refused(monkeypatch):
 
 
 def test_ranks_take_the_least_that_any_of_them_saw(monkeypatch):
-    accelerator = SimpleNamespace(device=torch.device("cpu"), num_processes=3)
-    monkeypatch.setattr(ranks, "gather_objects", lambda joined, own: [own, (9, 3, None), (7, 4, 5)])
+    ranks = Ranks(world=3)
+    monkeypatch.setattr(ranks, "gather_objects", lambda own: [own, (9, 3, None), (7, 4, 5)])
     monkeypatch.setattr(process_memory, "offer_here", lambda device, started: Offer(8, started, None))
-    assert offer_to_all(accelerator) == Offer(7, 3, 5)
+    assert offer_to_all(ranks) == Offer(7, 3, 5)
 
 
 def test_the_libraries_that_are_here_already_are_not_counted_twice(monkeypatch):

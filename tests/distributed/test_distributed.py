@@ -31,6 +31,7 @@ from tests.training.harness import (
 )
 
 ROOT = Path(__file__).parents[2]
+MANY = "tests/studies/many_runs.py"
 LAUNCH = (
     "--multi_gpu --num_processes 2 --num_machines 1 --mixed_precision bf16 --dynamo_backend no --main_process_port 0"
 )
@@ -106,56 +107,71 @@ def group_run(pipeline, directory):
     return data
 
 
+def two_networks_run(pipeline, directory):
+    """Wan 2.2: a rank may need another network than the other, or one of them only."""
+    pipeline = directory / "wan22"
+    save_pipeline(build_pipeline("wan", WORDS.split(), seed=0, boundary_ratio=0.6), pipeline)
+    data = settings(
+        pipeline,
+        directory,
+        model={
+            "family": "wan", "path": str(pipeline), "device": "cpu", "lora": {"rank": 3, "alpha": 6},
+            "height": 32, "width": 32, "frames": 5,
+        },
+        train={"learning_rate": 3e-3, "epsilon": 1e-3, "updates_per_iteration": 2, "micro_batch": 1},
+    )  # fmt: skip
+    data["rollout"]["stochastic"] |= {"size": 3}
+    return data
+
+
+def configs(makers, pipeline, directory):
+    """Each run's settings, and the file that holds them."""
+    for name, make in makers.items():
+        (directory / name).mkdir(parents=True)
+        data = make(pipeline, directory / name)
+        yield data, write_config(data, directory / name / "config.yaml")
+
+
+def both_ways(makers, pipeline, directory):
+    """Folders of the runs of one process, and of two, which are started once for all of them."""
+    for data, _ in configs(makers, pipeline, directory / "one"):
+        start(data)
+    done = launch(*(path for _, path in configs(makers, pipeline, directory / "two")), script=MANY)
+    assert done.returncode == 0, done.stderr
+    return directory / "one", directory / "two"
+
+
+FORESTS = {
+    "idle": idle_rank_run,
+    "exploring": exploring_run,
+    "tilt": tilt_run,
+    "grouped": group_run,
+    "networks": two_networks_run,
+}
+
+
+@pytest.fixture(scope="module")
+def forests(random_sd3, tmp_path_factory):
+    return both_ways(FORESTS, random_sd3, tmp_path_factory.mktemp("forests"))
+
+
 @pytest.mark.slow
-@pytest.mark.parametrize("make", [idle_rank_run, exploring_run, tilt_run, group_run])
-def test_forests_of_two_processes_are_those_of_one(random_sd3, tmp_path, make):
-    found = {}
-    for name in ("one", "two"):
-        (tmp_path / name).mkdir()
-        data = make(random_sd3, tmp_path / name)
-        if name == "one":
-            start(data)
-        else:
-            done = launch(write_config(data, tmp_path / name / "config.yaml"))
-            assert done.returncode == 0, done.stderr
-        found[name] = (policy(tmp_path / name / "run", 2), rows_of(tmp_path / name / "run"))
-    torch.testing.assert_close(found["two"][0], found["one"][0], rtol=1e-4, atol=5e-6)  # a step is 3e-3
-    for row, other in zip(found["two"][1], found["one"][1], strict=True):
+@pytest.mark.parametrize("name", FORESTS)
+def test_runs_of_two_processes_are_those_of_one(forests, name):
+    one, two = (folder / name / "run" for folder in forests)
+    torch.testing.assert_close(policy(two, 2), policy(one, 2), rtol=1e-4, atol=5e-6)  # a step is 3e-3
+    for row, other in zip(rows_of(two), rows_of(one), strict=True):
         assert row.keys() == other.keys()
         for key in row.keys() & {"update/evaluated", "decodes", "groups/zero_spread"}:
             assert row[key] == other[key], key
         made, expected = (r.get("evaluations/update", 0) + r.get("evaluations_skipped", 0) for r in (row, other))
         assert made == expected  # an idle rank evaluates one unit to join the others, which is then not skipped
         for key in row.keys() & {"reward/mean", "update/loss", "update/grad_norm", "update/direction", "fidelity/tau"}:
-            cancels = (
-                make in (tilt_run, group_run) and key == "update/loss"
-            )  # and a pixel that rounds otherwise is 1e-4 of an advantage
+            cancels = name in ("tilt", "grouped", "networks") and key == "update/loss"
+            # and a pixel that rounds otherwise is 1e-4 of an advantage
             assert row[key] == pytest.approx(other[key], rel=1e-3, abs=1e-5 if cancels else 1e-7), key
-    if make is idle_rank_run:
-        assert [row["groups/zero_spread"] for row in found["one"][1][1:]] == [1, 1]
-
-
-@pytest.mark.slow
-def test_two_networks_of_two_processes_are_those_of_one(tmp_path):
-    """Wan 2.2: a rank may need another network than the other, or one of them only."""
-    save_pipeline(build_pipeline("wan", WORDS.split(), seed=0, boundary_ratio=0.6), tmp_path / "wan22")
-    for name in ("one", "two"):
-        lora = {"rank": 3, "alpha": 6}
-        size = {"height": 32, "width": 32, "frames": 5}
-        data = settings(
-            tmp_path / "wan22",
-            tmp_path / name,
-            model={"family": "wan", "path": str(tmp_path / "wan22"), "device": "cpu", "lora": lora, **size},
-            train={"learning_rate": 3e-3, "epsilon": 1e-3, "updates_per_iteration": 2, "micro_batch": 1},
-        )
-        data["rollout"]["stochastic"] |= {"size": 3}
-        if name == "one":
-            start(data)
-        else:
-            done = launch(write_config(data, tmp_path / name / "config.yaml"))
-            assert done.returncode == 0, done.stderr
-    ours, expected = (policy(tmp_path / name / "run", 2) for name in ("two", "one"))
-    torch.testing.assert_close(ours, expected, rtol=1e-4, atol=5e-6)
+    if name == "idle":
+        assert [row["groups/zero_spread"] for row in rows_of(one)[1:]] == [1, 1]
 
 
 @pytest.fixture(scope="module")

@@ -12,11 +12,11 @@ from diffrl.checkpoint.files import load_checkpoint, save_checkpoint
 from diffrl.checkpoint.shards import save_shards
 from diffrl.checkpoint.split import SplitTensors, part_name
 from diffrl.config.load import make_config
-from diffrl.distributed.ranks import make_accelerator
+from diffrl.distributed.ranks import open_ranks
 from diffrl.distributed.sharding import blocks, roots, shard_network
 from diffrl.errors import CheckpointError, ConfigError
 from diffrl.run.checkpoints import load_aligned
-from tests.distributed.test_distributed import idle_rank_run, launch, policy
+from tests.distributed.test_distributed import MANY, both_ways, idle_rank_run, launch, policy
 from tests.training.harness import (
     EXPLORE,
     FOREST,
@@ -27,12 +27,8 @@ from tests.training.harness import (
     go_on,
     rows_of,
     settings,
-    start,
     summary_of,
-    write_config,
 )
-
-MANY = "tests/studies/many_runs.py"
 
 
 def full_run(pipeline, directory):
@@ -56,11 +52,11 @@ def full_run(pipeline, directory):
     return data
 
 
-def idle_run(pipeline, directory):
+def idle_run(pipeline, directory, checkpointing=True):
     """LoRA whose 3 rows two ranks cannot share evenly; one rank has nothing to train and fewer units than the other."""
     data = idle_rank_run(pipeline, directory)
     data["model"]["lora"] = {"rank": 3, "alpha": 5}
-    data["train"] |= {"sharding": "fsdp", "gradient_checkpointing": True}
+    data["train"] |= {"sharding": "fsdp", "gradient_checkpointing": checkpointing}
     data["run"] |= {"iterations": 2, "checkpoint_every": 1}
     data["eval"]["batch"] = 1  # of five samples the ranks have two and three
     return data
@@ -68,7 +64,7 @@ def idle_run(pipeline, directory):
 
 def lagging_run(pipeline, directory):
     """NFT about an old policy that lags behind; pools in low precision, into which the split weights are pushed."""
-    data = idle_run(pipeline, directory) | {"objective": {"kind": "nft", "kl": 0.1}}
+    data = idle_run(pipeline, directory, False) | {"objective": {"kind": "nft", "kl": 0.1}}
     data["model"]["lora"] = {"rank": 1, "alpha": 2}  # its single row is on one rank
     data["rollout"] |= FOREST | {"explore": EXPLORE | {"steps": None}}
     data["credit"] = {"reward": "outcome"}
@@ -78,44 +74,40 @@ def lagging_run(pipeline, directory):
 
 def tilting_run(pipeline, directory):
     """Tree tilt with a reference; one rank's prompt has no direction."""
-    data = idle_run(pipeline, directory) | {"objective": {"kind": "tilt", "kl": 0.1}, "credit": {}}
+    data = idle_run(pipeline, directory, False) | {"objective": {"kind": "tilt", "kl": 0.1}, "credit": {}}
     data["train"]["updates_per_iteration"] = 1
     return data
 
 
-def group_run(pipeline, directory):
+def grouped_run(pipeline, directory):
     """DGPO, whose groups are compared before each update; one rank asks nothing for them."""
     objective = {"kind": "dgpo", "kl": 0.0, "levels": 2}
-    return idle_run(pipeline, directory) | {"objective": objective, "credit": {}}
+    return idle_run(pipeline, directory, False) | {"objective": objective, "credit": {}}
 
 
 RUNS = {"full": full_run, "idle": idle_run}
-MORE_RUNS = {"lagging": lagging_run, "tilting": tilting_run, "grouped": group_run}
-
-
-def configs(names, pipeline, directory):
-    for name in names:
-        (directory / name).mkdir()
-        data = (RUNS | MORE_RUNS)[name](pipeline, directory / name)
-        yield data, write_config(data, directory / name / "config.yaml")
+MORE_RUNS = {"lagging": lagging_run, "tilting": tilting_run, "grouped": grouped_run}
 
 
 @pytest.fixture(scope="module")
-def two(random_sd3, tmp_path_factory):
-    """The runs on two ranks, their weights split."""
-    directory = tmp_path_factory.mktemp("two")
-    done = launch(*(path for _, path in configs(RUNS, random_sd3, directory)), script=MANY)
-    assert done.returncode == 0, done.stderr
-    return directory
+def runs(random_sd3, tmp_path_factory):
+    """Runs on one process, which holds everything, and on two ranks, their weights split."""
+    return both_ways(RUNS, random_sd3, tmp_path_factory.mktemp("runs"))
 
 
 @pytest.fixture(scope="module")
-def one(random_sd3, tmp_path_factory):
-    """The same runs on one process, which holds everything."""
-    directory = tmp_path_factory.mktemp("one")
-    for data, _ in configs(RUNS, random_sd3, directory):
-        start(data)
-    return directory
+def more_runs(random_sd3, tmp_path_factory):
+    return both_ways(MORE_RUNS, random_sd3, tmp_path_factory.mktemp("more"))
+
+
+@pytest.fixture
+def one(runs):
+    return runs[0]
+
+
+@pytest.fixture
+def two(runs):
+    return runs[1]
 
 
 def assert_alike(run, expected, steps=(1, 2), loss=1e-7):
@@ -210,22 +202,17 @@ def test_a_split_run_resumes_as_if_it_had_never_stopped(one, two, tmp_path):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("run", MORE_RUNS)
-def test_split_weights_are_pushed_and_swapped_and_tilted(random_sd3, tmp_path, run):
-    for name in ("one", "two"):
-        (tmp_path / name).mkdir()
-    (data, _), (_, path) = (next(configs([run], random_sd3, tmp_path / name)) for name in ("one", "two"))
-    start(data)
-    done = launch(path, "train.gradient_checkpointing=false")
-    assert done.returncode == 0, done.stderr
+@pytest.mark.parametrize("name", MORE_RUNS)
+def test_split_weights_are_pushed_and_swapped_and_tilted(more_runs, name):
+    one, two = more_runs
     # A pixel that rounds otherwise in another batch is 1e-4 of an advantage here.
-    assert_alike(tmp_path / f"two/{run}/run", tmp_path / f"one/{run}/run", loss=1e-7 if run == "lagging" else 1e-5)
+    assert_alike(two / name / "run", one / name / "run", loss=1e-7 if name == "lagging" else 1e-5)
 
 
 def test_a_launcher_that_splits_the_model_is_refused(monkeypatch, tmp_path):
     monkeypatch.setenv("ACCELERATE_USE_FSDP", "true")
     with pytest.raises(ConfigError, match=r"asks for FSDP.*train.sharding=fsdp"):
-        make_accelerator(torch.device("cpu"), [], str(tmp_path), 60.0)
+        open_ranks(torch.device("cpu"), [], str(tmp_path), 60.0)
 
 
 def test_eight_bit_states_are_not_split(random_sd3, tmp_path):

@@ -13,7 +13,7 @@ from scipy.stats import binomtest, ttest_1samp
 from diffrl.cli import main
 from diffrl.config.schema import EvalSettings
 from diffrl.data.prompts import load_prompts
-from diffrl.distributed.ranks import OneProcess
+from diffrl.distributed.ranks import Ranks
 from diffrl.export.measured import digest, interval
 from diffrl.export.pictures import open_pipeline
 from diffrl.export.variety import draw_several, variety
@@ -190,7 +190,7 @@ def test_the_first_sample_of_a_prompt_is_the_evaluations(random_sd3):
     encode = PromptEncodings(adapter)(prompts)
     several = draw_several(adapter, encode, prompts, settings, 4, "eval", 2)
     scorers = make_scorers(settings.rewards, "eval.rewards", torch.device("cpu"), None)
-    found = evaluate(OneProcess(), adapter, encode, prompts, scorers, settings, 4, "eval")
+    found = evaluate(Ranks(), adapter, encode, prompts, scorers, settings, 4, "eval")
     assert several.shape[:2] == (3, 2)
     off = (several[:, 0].int() - found.images.int()).abs()  # batches of other sizes round otherwise on some CPUs
     assert off.max() <= 1 and off.float().mean() < 0.01

@@ -56,5 +56,5 @@ def test_a_lora_on_it_trains_on_policy(random_sd3, tmp_path, precision):
     trainer.iterate()
     metrics = trainer.iterate().metrics
     run.journal.close()
-    assert trainer.on_policy_error < 1e-5 and metrics["update/grad_norm"] > 0
+    assert trainer.updater.on_policy_error < 1e-5 and metrics["update/grad_norm"] > 0
     assert all(p.dtype == torch.float32 for p in trainer.session.policy.parameters.values())

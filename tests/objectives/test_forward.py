@@ -7,27 +7,15 @@ import pytest
 import torch
 
 from diffrl.objectives.awm import AWM
-from diffrl.objectives.base import GroupObjective
 from diffrl.objectives.crd import CRD
 from diffrl.objectives.dgpo import DGPO
 from diffrl.objectives.nft import NFT
 from diffrl.objectives.noised import noised
-from diffrl.records import Credit, Prompt, PromptBatch, Rollout
-from diffrl.rollout.denoise import Level
-from diffrl.rollout.observers import EdgeRecorder
-from diffrl.rollout.tree import plan_forest
+from tests.objectives import samples
+from tests.objectives.samples import SHAPE, Policy, rollout_of
 
-SHAPE = (2, 3, 5)
 OUTCOME = torch.tensor([1.3, -0.7, 0.0, 2.0, -1.5, 0.4])
 USED = torch.tensor([True, True, True, True, True, False])
-
-
-def rollout_of(groups, latents):
-    forest = plan_forest(len(groups), 3, {})
-    batch = PromptBatch([Prompt(f"prompt {g}") for g in groups], groups, 4)
-    none, zero = EdgeRecorder(forest), torch.zeros(())
-    none(Level(5, zero, zero, forest.leaf, forest.sample_prompt, latents, None, True))
-    return Rollout(batch, forest, torch.linspace(1, 0, 6), latents, torch.zeros(1), none.edges())
 
 
 @pytest.fixture
@@ -35,28 +23,14 @@ def rollout():
     return rollout_of([5, 7], torch.randn(6, *SHAPE, generator=torch.Generator().manual_seed(3)))
 
 
-class Policy:
-    """One weight; what it was asked, and with it how often."""
-
-    def __init__(self, weight):
-        self.weight, self.asked = torch.tensor(weight, requires_grad=True), []
-
-    def __call__(self, latents, sigma, prompt):
-        self.asked.append(latents)
-        return self.weight * latents.tanh() * (1 + sigma + 0.1 * prompt).reshape(-1, 1, 1, 1)
-
-
-def examples_of(objective, rollout, old=None, outcome=OUTCOME, used=USED):
-    none = torch.zeros(len(rollout.forest.parent))
-    credit = Credit(none, outcome, used, none, none, none.bool(), 0, 0)
-    with torch.no_grad():
-        return objective.examples(rollout, credit, none == 0, old or Policy(0.4), 4)
+def examples_of(objective, rollout, old=None):
+    return samples.examples_of(objective, rollout, OUTCOME, USED, old)
 
 
 def compared(objective, examples, policy, reference=None):
     with torch.no_grad():
         every = torch.arange(len(examples.sigma))
-        return objective.compared(examples, every, policy, reference, 4)
+        return objective.precompute_group_terms(examples, every, policy, reference, 4)
 
 
 @pytest.mark.parametrize(("levels", "noise_range"), [(4, 0.6), (1, 0.9), (3, 1.0)])
@@ -111,12 +85,11 @@ def test_the_networks_are_asked_where_there_is_something_to_learn(rollout, objec
         and not examples_of(own, rollout, silent).old_velocity.any()
     )
     assert silent.asked == [] and list(objective.on_policy_errors(rollout, old, 4)) == []
-    if isinstance(objective, GroupObjective):
-        policy, reference = Policy(0.5), Policy(0.1)
-        compared(objective, examples, policy, reference)
-        calls = sum(len(x) for x in policy.asked + reference.asked)
-        assert calls == objective.group_evaluations * int(active.sum())
-    assert isinstance(objective, GroupObjective) == (not isinstance(objective, AWM))
+    policy, reference = Policy(0.5), Policy(0.1)
+    compared(objective, examples, policy, reference)
+    calls = [sum(map(len, network.asked)) for network in (policy, reference)]
+    each = [objective.group_evaluations, objective.precomputes_reference]
+    assert calls == [n * int(active.sum()) for n in each] and any(each) == (not isinstance(objective, AWM))
 
 
 def pieces(examples, policy, old, reference):
@@ -137,11 +110,11 @@ def check(objective, rollout, expected):
     """Loss and gradient over all units against `expected`, which maps the pieces to a list of losses."""
     policy, old, reference, naive = Policy(0.5), Policy(0.4), Policy(0.1), Policy(0.5)
     examples = examples_of(objective, rollout, old)
-    if isinstance(objective, GroupObjective):
-        examples = compared(objective, examples, policy, reference)
+    examples = compared(objective, examples, policy, reference)
     active = torch.nonzero(examples.active).flatten()
     taken = examples.take(active)
-    loss, metrics = objective.loss(taken, policy, reference if objective.needs_reference else None)
+    asks = objective.needs_reference and not objective.precomputes_reference
+    loss, metrics = objective.loss(taken, policy, reference if asks else None)
     loss.sum().backward()
     losses = expected(examples, pieces(examples, naive, old, reference))
     sum(losses).backward()
@@ -225,7 +198,7 @@ def test_only_the_updates_units_are_compared(rollout, objective):
     examples = examples_of(objective, rollout)
     index = torch.nonzero(examples.cell == examples.cell[1]).flatten()
     with torch.no_grad():
-        part = objective.compared(examples, index, Policy(0.5), Policy(0.1), 4)
+        part = objective.precompute_group_terms(examples, index, Policy(0.5), Policy(0.1), 4)
     whole = compared(objective, examples, Policy(0.5), Policy(0.1))
     rest = torch.ones(len(examples.sigma), dtype=torch.bool).index_fill(0, index, False)
     for name, column in vars(part).items():

@@ -6,33 +6,14 @@ import pytest
 import torch
 from torch.distributions import Normal, kl_divergence
 
-from diffrl.functional.dynamics import Step
 from diffrl.objectives.grpo import GRPO
 from diffrl.records import Credit, Edges, Prompt, PromptBatch, Rollout
 from diffrl.rollout.tree import plan_forest
+from tests.objectives.steps import SHAPE, Network, transition
 
-SHAPE = (2, 3, 5)
 FOREST = plan_forest(2, 1, {0: 3, 2: 1, 3: 2})
 """Two prompts, one tree each: a node with 3 children, 3 with one each, 3 with 2 each; 12 samples."""
 LOW, HIGH, WEIGHT = 0.005, 0.011, 0.7
-
-
-def transition(x, v, s, n):
-    """A made-up Gaussian step that is easy to follow by hand: mean x - 2 v, std 0.5 + s - n."""
-    width = (0.5 + s - n).reshape(-1, 1, 1, 1)
-    return Step(x - 2 * v, width)
-
-
-class Network:
-    """A velocity with a weight to be trained; remembers the rows that it was asked for."""
-
-    def __init__(self, weight=0.3):
-        self.weight, self.rows = torch.tensor(weight, requires_grad=True), 0
-
-    def __call__(self, latents, sigma, prompt):
-        self.rows += len(latents)
-        assert len(latents) == len(sigma) == len(prompt)
-        return self.weight * latents.tanh() * (1 + sigma + 0.1 * prompt).reshape(-1, 1, 1, 1)
 
 
 @pytest.fixture

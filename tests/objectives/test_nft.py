@@ -6,21 +6,10 @@ import pytest
 import torch
 
 from diffrl.objectives.nft import NFT
-from diffrl.records import Credit, Prompt, PromptBatch, Rollout
-from diffrl.rollout.denoise import Level
-from diffrl.rollout.observers import EdgeRecorder
-from diffrl.rollout.tree import plan_forest
+from tests.objectives import samples
+from tests.objectives.samples import SHAPE, Policy, rollout_of
 
-SHAPE = (2, 3, 5)
 OUTCOME = torch.tensor([1.3, -0.7, 0.0, 7.0, -9.0, 0.4])
-
-
-def rollout_of(groups, latents, iteration=4):
-    forest = plan_forest(len(groups), 3, {})
-    batch = PromptBatch([Prompt(f"prompt {g}") for g in groups], groups, iteration)
-    none, zero = EdgeRecorder(forest), torch.zeros(())
-    none(Level(5, zero, zero, forest.leaf, forest.sample_prompt, latents, None, True))
-    return Rollout(batch, forest, torch.linspace(1, 0, 6), latents, torch.zeros(1), none.edges())
 
 
 @pytest.fixture
@@ -28,26 +17,8 @@ def rollout():
     return rollout_of([5, 7], torch.randn(6, *SHAPE, generator=torch.Generator().manual_seed(3)))
 
 
-def credit_of(rollout, outcome=OUTCOME, used=True):
-    nodes = len(rollout.forest.parent)
-    none = torch.zeros(nodes)
-    return Credit(none, outcome, torch.full((len(outcome),), used), none, none, none.bool(), 0, 0)
-
-
-class Policy:
-    def __init__(self, weight):
-        self.weight, self.asked = torch.tensor(weight, requires_grad=True), []
-
-    def __call__(self, latents, sigma, prompt):
-        self.asked.append((latents, sigma, prompt))
-        return self.weight * latents.tanh() * (1 + sigma + 0.1 * prompt).reshape(-1, 1, 1, 1)
-
-
-def examples_of(objective, rollout, credit=None, old=None, micro_batch=4):
-    kept = torch.ones(len(rollout.forest.parent), dtype=torch.bool)
-    velocity = old or Policy(0.4)
-    with torch.no_grad():
-        return objective.examples(rollout, credit or credit_of(rollout), kept, velocity, micro_batch)
+def examples_of(objective, rollout, outcome=OUTCOME, **options):
+    return samples.examples_of(objective, rollout, outcome, **options)
 
 
 @pytest.mark.parametrize("levels", [1, 3])
@@ -56,9 +27,7 @@ def test_the_noise_is_addressed(rollout, levels):
     one, again = examples_of(objective, rollout), examples_of(objective, rollout, micro_batch=1)
     assert torch.equal(one.latents, again.latents) and torch.equal(one.sigma, again.sigma)
     assert len({tuple(x.flatten().tolist()) for x in one.latents}) == len(one.sigma) == 6 * levels
-    alone = examples_of(
-        objective, rollout_of([7], rollout.latents[3:]), credit_of(rollout_of([7], rollout.latents[3:]), OUTCOME[3:])
-    )
+    alone = examples_of(objective, rollout_of([7], rollout.latents[3:]), OUTCOME[3:])
     assert torch.equal(alone.latents, one.latents[3 * levels :]) and torch.equal(alone.sigma, one.sigma[3 * levels :])
     assert torch.equal(alone.clean, rollout.latents[3:].repeat_interleave(levels, 0))
     for other in (NFT(seed=12, levels=levels), objective):
@@ -88,10 +57,10 @@ def test_what_the_network_sees_is_the_clean_sample_and_noise_at_its_level(rollou
 def test_the_old_policy_is_asked_where_there_is_something_to_learn(rollout):
     old = Policy(0.4)
     examples = examples_of(NFT(seed=1, levels=2), rollout, old=old)
-    asked = torch.cat([latents for latents, _, _ in old.asked])
+    asked = torch.cat(old.asked)
     active = (OUTCOME != 0).repeat_interleave(2)
     assert torch.equal(examples.active, active) and torch.equal(asked, examples.latents[active])
-    assert max(len(latents) for latents, _, _ in old.asked) == 4
+    assert max(map(len, old.asked)) == 4
     expected = Policy(0.4)(*examples.start)[active].detach()
     torch.testing.assert_close(examples.old_velocity[active], expected)
     assert (examples.old_velocity[~active] == 0).all() and examples.terms.tolist() == [1] * 12
@@ -99,12 +68,12 @@ def test_the_old_policy_is_asked_where_there_is_something_to_learn(rollout):
 
 def test_with_a_reference_samples_without_advantage_are_pulled_too(rollout):
     assert examples_of(NFT(seed=1, kl=0.1), rollout).active.all()
-    assert not examples_of(NFT(seed=1, kl=0.1), rollout, credit_of(rollout, used=False)).active.any()
+    assert not examples_of(NFT(seed=1, kl=0.1), rollout, used=False).active.any()
 
 
 @pytest.mark.parametrize(("beta", "kl"), [(1.0, 0.0), (0.6, 0.3)])
 def test_loss_and_gradient_are_the_papers(rollout, beta, kl):
-    objective, policy, old, reference = NFT(1, beta, kl), Policy(0.5), Policy(0.4), Policy(0.1)
+    objective, policy, old, reference = NFT(1, kl, beta=beta), Policy(0.5), Policy(0.4), Policy(0.1)
     examples = examples_of(objective, rollout, old=old)
     loss, metrics = objective.loss(examples, policy, reference if kl else None)
     loss.sum().backward()
@@ -152,5 +121,5 @@ def test_samples_that_are_missing_leave_the_others_alone(rollout):
     """After a choice a prompt may have any number of samples."""
     few = replace(rollout.forest, leaf=rollout.forest.leaf[torch.tensor([0, 2, 3])])
     smaller = replace(rollout, forest=few, latents=rollout.latents[[0, 2, 3]])
-    examples = examples_of(NFT(seed=1), smaller, credit_of(smaller, OUTCOME[[0, 1, 3]]))
+    examples = examples_of(NFT(seed=1), smaller, OUTCOME[[0, 1, 3]])
     assert examples.prompt.tolist() == [0, 0, 1] and examples.active.all()

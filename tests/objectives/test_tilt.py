@@ -5,32 +5,16 @@ from dataclasses import replace
 import pytest
 import torch
 
-from diffrl.functional.dynamics import Step
 from diffrl.functional.gaussian import log_prob
 from diffrl.objectives.tilt import Tilt
 from diffrl.records import Credit, Edges, Forest, Prompt, PromptBatch, Rollout
 from diffrl.rollout.tree import plan_forest, subset
+from tests.objectives.steps import SHAPE, Network, transition
 
-SHAPE = (2, 3, 5)
 WHOLE = plan_forest(2, 2, {0: 3, 2: 1, 3: 2})
 """Two prompts, two roots each: a split of 3, a stochastic step that does not split, a split of 2; 24 samples."""
 CHOSEN = subset(WHOLE, torch.tensor([0, 1, 2, 5, 6, 8, 12, 13, 14, 15, 18, 23]))
 """Some of its samples: nodes with all, some and one of their children."""
-
-
-def transition(x, v, s, n):
-    return Step(x - 2 * v, (0.5 + s - n).reshape(-1, 1, 1, 1))
-
-
-class Network:
-    """A velocity with a weight to be trained; remembers the rows that it was asked for."""
-
-    def __init__(self, weight=0.3):
-        self.weight, self.rows = torch.tensor(weight, requires_grad=True), 0
-
-    def __call__(self, latents, sigma, prompt):
-        self.rows += len(latents)
-        return self.weight * latents.tanh() * (1 + sigma + 0.1 * prompt).reshape(-1, 1, 1, 1)
 
 
 def rollout_of(forest: Forest) -> Rollout:

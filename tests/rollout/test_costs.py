@@ -4,11 +4,11 @@ from types import SimpleNamespace
 
 import pytest
 
-from diffrl.config.objective import GrpoSettings
 from diffrl.config.rollout import RolloutSettings
 from diffrl.cost.plan import prompt_cost
 from diffrl.functional.steps import coarse_levels
 from diffrl.functional.tree_counts import alive_per_level, ends_per_tree, forwards_per_tree, origins_per_tree
+from diffrl.objectives.grpo import GrpoSettings
 from diffrl.rollout.complete import complete, inner_nodes
 from diffrl.rollout.tree import plan_forest, root_addresses
 from tests.rollout.oracle import BATCH, SEED, Case, FakeAdapter

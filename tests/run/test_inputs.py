@@ -249,11 +249,11 @@ def test_a_checkpoint_without_digests_goes_on_and_says_so():
 
 
 @pytest.mark.parametrize("name", ["prompts.train", "package torch"])
-def test_ranks_with_other_inputs_do_not_begin(monkeypatch, name):
+def test_ranks_with_other_inputs_do_not_begin(name):
     """On both ranks alike; packages may differ by rounding, and are no reason."""
     mine, theirs = {"prompts.train": "1", "package torch": "2"}, {"prompts.train": "1", "package torch": "2"}
     theirs[name] = "3"
-    monkeypatch.setattr("diffrl.run.inputs.gather_objects", lambda accelerator, value: [mine, theirs])
+    ranks = SimpleNamespace(gather_objects=lambda value: [mine, theirs])
     for own in (mine, theirs):
         with pytest.raises(ConfigError, match="rank 1, prompts.train was 1") if "pr" in name else nullcontext():
-            require_alike_on_ranks(SimpleNamespace(accelerator=None, inputs=own))
+            require_alike_on_ranks(SimpleNamespace(ranks=ranks, inputs=own))

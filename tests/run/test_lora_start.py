@@ -89,7 +89,7 @@ def test_the_first_update_is_on_policy_and_its_reference_is_without_the_lora(ran
     restore_initial(trainer.session.policy, trainer.config)
     done = trainer.iterate()
     run.journal.close()
-    assert trainer.on_policy_error < 1.5e-5
+    assert trainer.updater.on_policy_error < 1.5e-5
     assert done.metrics["update/reference_kl"] > 0
 
 

@@ -96,8 +96,8 @@ def make_run(data):
     session = open_session(Preview(config), run_dir)
     run_dir.mkdir(parents=True)
     shown = io.StringIO()
-    journal, progress = Journal(run_dir, config, session.accelerator), Progress(Console(file=shown, width=400), 1)
-    messages = Messages([progress.message, journal.log], session.accelerator.is_main_process)
+    journal, progress = Journal(run_dir, config, session.ranks), Progress(Console(file=shown, width=400), 1)
+    messages = Messages([progress.message, journal.log], session.ranks.is_main)
     run = TrainingRun(Trainer(session, messages), journal, progress)
     run.shown = shown
     return run.trainer, run

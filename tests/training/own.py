@@ -51,31 +51,28 @@ class Unclipped(diffrl.StepObjective):
         return -ratio * examples.advantage, {"ratio": ratio}
 
 
-class Reduced(Weighted):
+def losing(name, change, metrics=("weight",)):
+    """`Weighted`, of whose loss the answer is changed."""
+
     def loss(self, examples, policy, reference):
-        loss, metrics = super().loss(examples, policy, reference)
-        return loss.mean(), metrics
+        return change(*Weighted.loss(self, examples, policy, reference))
+
+    return type(name, (Weighted,), {"loss": loss, "metrics": metrics})
 
 
-class Alone(Weighted):
-    def loss(self, examples, policy, reference):
-        return super().loss(examples, policy, reference)[0]
-
-
-class Detached(Weighted):
-    def loss(self, examples, policy, reference):
-        loss, metrics = super().loss(examples, policy, reference)
-        return loss.detach(), metrics
-
-
-class Undeclared(Weighted):
-    metrics = ()
-
-
-class Misshapen(Weighted):
-    def loss(self, examples, policy, reference):
-        loss, metrics = super().loss(examples, policy, reference)
-        return loss, {"weight": metrics["weight"][:1].repeat(len(loss) + 1)}
+Reduced = losing("Reduced", lambda loss, metrics: (loss.mean(), metrics))
+Alone = losing("Alone", lambda loss, metrics: loss)
+Detached = losing("Detached", lambda loss, metrics: (loss.detach(), metrics))
+Undeclared = losing("Undeclared", lambda loss, metrics: (loss, metrics), ())
+Misshapen = losing("Misshapen", lambda loss, metrics: (loss, {"weight": metrics["weight"][:1].repeat(len(loss) + 1)}))
+Infinite = losing("Infinite", lambda loss, metrics: (loss / 0.0, metrics))
+Away = losing("Away", lambda loss, metrics: (loss.to("meta"), metrics))
+Counting = losing("Counting", lambda loss, metrics: (loss, {"weight": metrics["weight"].to("meta")}))
+Imaginary = losing("Imaginary", lambda loss, metrics: (loss * 1j, metrics))
+Turned = losing("Turned", lambda loss, metrics: (loss, {"weight": metrics["weight"] * 1j}))
+Listed = losing("Listed", lambda loss, metrics: (list(loss), metrics))
+Unrelated = losing("Unrelated", lambda loss, metrics: (loss.detach().requires_grad_() * 2, metrics))
+Rude = losing("Rude", lambda loss, metrics: {}["missing"])
 
 
 class Fewer(Weighted):
@@ -88,12 +85,6 @@ class Elsewhere(Weighted):
     def examples(self, *args):
         found = super().examples(*args)
         return replace(found, prompt=found.prompt + 1)
-
-
-class Infinite(Weighted):
-    def loss(self, examples, policy, reference):
-        loss, metrics = super().loss(examples, policy, reference)
-        return loss / 0.0, metrics
 
 
 class Nothing:
@@ -117,11 +108,6 @@ class Raising(Brightness):
         raise ValueError("out of paint")
 
 
-class Rude(Weighted):
-    def loss(self, examples, policy, reference):
-        return {}["missing"]
-
-
 class Empty(Weighted):
     def examples(self, *args):
         return None
@@ -137,44 +123,6 @@ class Rewriting(Weighted):
     def examples(self, rollout, *args):
         rollout.latents.mul_(2)
         return super().examples(rollout, *args)
-
-
-class Away(Weighted):
-    def loss(self, examples, policy, reference):
-        loss, metrics = super().loss(examples, policy, reference)
-        return loss.to("meta"), metrics
-
-
-class Counting(Weighted):
-    def loss(self, examples, policy, reference):
-        loss, metrics = super().loss(examples, policy, reference)
-        return loss, {"weight": metrics["weight"].to("meta")}
-
-
-class Imaginary(Weighted):
-    def loss(self, examples, policy, reference):
-        loss, metrics = super().loss(examples, policy, reference)
-        return loss * 1j, metrics
-
-
-class Turned(Weighted):
-    def loss(self, examples, policy, reference):
-        loss, metrics = super().loss(examples, policy, reference)
-        return loss, {"weight": metrics["weight"] * 1j}
-
-
-class Listed(Weighted):
-    def loss(self, examples, policy, reference):
-        loss, metrics = super().loss(examples, policy, reference)
-        return list(loss), metrics
-
-
-class Unrelated(Weighted):
-    """It asks the policy and trains a tensor of its own."""
-
-    def loss(self, examples, policy, reference):
-        loss, metrics = super().loss(examples, policy, reference)
-        return loss.detach().requires_grad_() * 2, metrics
 
 
 class Unnamed(Weighted):

@@ -48,7 +48,7 @@ def compiled_run(pipeline, directory, family, **model):
 def test_nothing_runs_uncompiled(random_pipelines, tmp_path, family, lora):
     trainer, run = make_run(compiled_run(random_pipelines(family), tmp_path, family, lora=lora))
     trainer.iterate()
-    assert trainer.on_policy_error < 1e-5
+    assert trainer.updater.on_policy_error < 1e-5
     networks = trainer.session.policy.networks()
     made = [compiled_blocks(network) for network in networks]
     assert len(networks) == (1 if lora else 2) and all(blocks.graphs > 0 and not blocks.missed for blocks in made)
@@ -66,7 +66,7 @@ def test_another_attention_is_compiled_or_what_is_not_is_told(random_sd3, tmp_pa
     trainer, run = make_run(compiled_run(random_sd3, tmp_path, "sd3", lora=LORA, attention="_native_math"))
     metrics = trainer.iterate().metrics
     run.journal.close()
-    assert trainer.on_policy_error < 1e-5 and not counters["unimplemented"]
+    assert trainer.updater.on_policy_error < 1e-5 and not counters["unimplemented"]
     told = run.shown.getvalue().count("model.compile left a part of the blocks uncompiled")
     assert told == metrics["compile/missed"] == len(counters["graph_break"])
 

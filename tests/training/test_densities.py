@@ -2,7 +2,7 @@
 
 import pytest
 
-import diffrl.training.loop as loop
+import diffrl.training.update as update
 from diffrl.config.load import make_config
 from diffrl.cost.meter import network_evaluations
 from diffrl.training.guards import clip_note
@@ -44,13 +44,13 @@ def round_by_size(adapter, monkeypatch):
 def updates_of(trainer, monkeypatch):
     """An iteration in which no update is made, so that every ratio is 1 but for rounding."""
     round_by_size(trainer.session.adapter, monkeypatch)
-    seen, accumulate = [], loop.accumulate_gradient
+    seen, accumulate = [], update.accumulate_gradient
 
     def recorded(*arguments):
         seen.append(accumulate(*arguments))
         return seen[-1]
 
-    monkeypatch.setattr(loop, "accumulate_gradient", recorded)
+    monkeypatch.setattr(update, "accumulate_gradient", recorded)
     monkeypatch.setattr(trainer.guard, "allows", lambda *_: False)
     trainer.iterate()
     return seen
@@ -59,7 +59,7 @@ def updates_of(trainer, monkeypatch):
 def test_before_anything_has_changed_no_ratio_is_off_and_nothing_is_clipped(random_sd3, tmp_path, monkeypatch):
     trainer = make_trainer(rounding(random_sd3, tmp_path))
     first, *later = updates_of(trainer, monkeypatch)
-    assert trainer.on_policy_error > 1e-6  # batches of seven and of two differ by more than the clip
+    assert trainer.updater.on_policy_error > 1e-6  # batches of seven and of two differ by more than the clip
     assert first.largest_ratio_error > 1e-6  # what the rollout gave is still compared
     assert [gradient.largest_ratio_error for gradient in later] == [0.0, 0.0]
     assert all(gradient.metrics["clipped"] == 0.0 and gradient.norm > 0 for gradient in (first, *later))

@@ -185,7 +185,7 @@ def test_true_guidance_trains_on_policy(data):
     data["model"]["true_cfg_scale"] = 2.0
     trainer = make_trainer(data)
     done = trainer.iterate()
-    assert trainer.on_policy_error < 1e-5 and done.metrics["update/grad_norm"] > 0
+    assert trainer.updater.on_policy_error < 1e-5 and done.metrics["update/grad_norm"] > 0
     meter, plan = trainer.session.meter, trainer.session.plan
     assert meter.evaluations["rollout"] == plan.network_evaluations["rollout"]
     assert torch.isfinite(done.samples.table.total).all()

@@ -3,13 +3,13 @@
 import pytest
 import torch
 
-import diffrl.training.loop as loop
+import diffrl.training.update as update
 from diffrl.config.load import make_config
 from diffrl.cost.meter import network_evaluations
 from diffrl.cost.plan import make_plan
 from diffrl.models.pipeline import EMPTY
 from diffrl.records import Prompt, PromptBatch
-from diffrl.training.update import minibatches
+from diffrl.training.gradient import minibatches
 from tests.tiers import daily
 from tests.tolerances import NETWORK, of_spread
 from tests.training.harness import distance, flat, make_trainer, record_gradients, settings, weights_of
@@ -81,22 +81,22 @@ def test_every_updates_gradient_is_that_of_its_whole_groups(random_sd3, tmp_path
     """Also in the second update, where the policy has left the one that the samples are from."""
     options = {"clip": 0.99} if kind == "dgpo" else {}
     trainer = trainer_of(random_sd3, tmp_path, kind=kind, kl=0.0, levels=3, beta=2.0, **options, **LAGS)
-    seen, accumulate = [], loop.accumulate_gradient
+    seen, accumulate = [], update.accumulate_gradient
 
-    def spied(accelerator, policy, shares, predict, reference, micro_batch):
+    def spied(ranks, policy, shares, predict, reference, micro_batch):
         ((_, examples, index),) = shares
         taken = examples.take(index)
         loss = definition(kind, taken, predict[0](*taken.start), reference(*taken.start), 2.0)
         names = list(policy.parameters)
         expected = torch.autograd.grad(loss, [policy.parameters[name] for name in names], allow_unused=True)
-        found = accumulate(accelerator, policy, shares, predict, reference, micro_batch)
+        found = accumulate(ranks, policy, shares, predict, reference, micro_batch)
         grads = {n: policy.parameters[n].grad for n, g in zip(names, expected, strict=True) if g is not None}
         seen.append((flat(grads), flat(dict(zip(names, expected, strict=True))), len(index), taken))
         return found
 
     if kind == "crd":  # it keeps no reference without a pull; the definition takes none either
-        monkeypatch.setattr(loop, "reference_of", lambda policy, predict: torch.no_grad()(predict))
-    monkeypatch.setattr(loop, "accumulate_gradient", spied)
+        monkeypatch.setattr(update, "reference_of", lambda policy, predict: torch.no_grad()(predict))
+    monkeypatch.setattr(update, "accumulate_gradient", spied)
     for _ in range(2):
         trainer.iterate()
     assert [units for *_, units, _ in seen] == [20, 10] * 2  # two prompts of five samples, of three levels two and one
@@ -112,7 +112,7 @@ def test_every_updates_gradient_is_that_of_its_whole_groups(random_sd3, tmp_path
 def test_guided_samples_train_the_conditional_velocity(random_sd3, tmp_path, monkeypatch, kind, lags):
     """The gradient is that of the loss of velocities which the network, called by hand, has for the prompt alone."""
     trainer = trainer_of(random_sd3, tmp_path, kind=kind, kl=0.3, levels=2, guidance_scale=4.5, **lags)
-    seen, accumulate = [], loop.accumulate_gradient
+    seen, accumulate = [], update.accumulate_gradient
     adapter = trainer.session.adapter
     encoded = []
     encode = trainer.encode
@@ -130,15 +130,15 @@ def test_guided_samples_train_the_conditional_velocity(random_sd3, tmp_path, mon
         with torch.no_grad(), trainer.session.policy.reference():
             return conditional(latents, sigma, prompt)
 
-    def spied(accelerator, policy, shares, predict, reference, micro_batch):
+    def spied(ranks, policy, shares, predict, reference, micro_batch):
         ((term, examples, index),) = shares
         taken, names = examples.take(index), list(policy.parameters)
         loss, _ = term.objective.loss(taken, conditional, before)
         expected = torch.autograd.grad(loss.mean(), [policy.parameters[name] for name in names], allow_unused=True)
         kept = [getattr(taken, name) for name in ("old_velocity", "reference_velocity") if hasattr(taken, name)]
         with torch.no_grad():
-            old = [conditional(*taken.start)] if not trainer.updates and lags["old_decay_max"] else []
-        found = accumulate(accelerator, policy, shares, predict, reference, micro_batch)
+            old = [conditional(*taken.start)] if not trainer.updater.updates and lags["old_decay_max"] else []
+        found = accumulate(ranks, policy, shares, predict, reference, micro_batch)
         grads = {n: policy.parameters[n].grad for n, g in zip(names, expected, strict=True) if g is not None}
         seen.append((flat(grads), flat(dict(zip(names, expected, strict=True)))))
         for wanted in old:
@@ -146,7 +146,7 @@ def test_guided_samples_train_the_conditional_velocity(random_sd3, tmp_path, mon
         return found
 
     monkeypatch.setattr(trainer, "encode", remembered)
-    monkeypatch.setattr(loop, "accumulate_gradient", spied)
+    monkeypatch.setattr(update, "accumulate_gradient", spied)
     trainer.iterate()
     for found, expected in seen:
         assert distance(found, expected) < 1e-4 and float(expected.norm()) > 0
@@ -157,7 +157,7 @@ def test_guided_samples_train_the_conditional_velocity(random_sd3, tmp_path, mon
     assert plan.network_evaluations["rollout"] == 2 * plan.velocities["rollout"]
 
 
-@pytest.mark.parametrize("kind", daily(["awm", "dgpo", "crd"], ["dgpo"]))
+@pytest.mark.parametrize("kind", daily(["nft", "awm", "dgpo", "crd"], ["dgpo"]))
 def test_micro_batches_change_nothing(random_sd3, tmp_path, kind):
     found = []
     for size in (3, 128):

@@ -7,7 +7,7 @@ import pytest
 import torch
 from torch.distributions import Normal
 
-import diffrl.training.loop as loop
+import diffrl.training.update as update
 from diffrl.models.loading import load_adapter
 from tests.tiers import daily
 from tests.training.harness import distance, flat, make_trainer, record_gradients, settings
@@ -61,18 +61,18 @@ def test_the_whole_updates_gradient_equals_a_naive_one(
     data["rollout"] |= {"guidance_scale": guidance_scale, "stochastic": {"kind": "window", "start": 0, "size": 3}}
     trainer = make_trainer(data)
     session, network = trainer.session, trainer.session.policy.inner
-    seen, accumulate = [], loop.accumulate_gradient
+    seen, accumulate = [], update.accumulate_gradient
 
-    def recorded(accelerator, policy, shares, *rest):
+    def recorded(ranks, policy, shares, *rest):
         now = copy.deepcopy(network)
-        found = accumulate(accelerator, policy, shares, *rest)
+        found = accumulate(ranks, policy, shares, *rest)
         ((_, examples, index),) = shares
         seen.append(
             (now, examples.take(index).edges, {name: p.grad.clone() for name, p in policy.parameters.items()}, found)
         )
         return found
 
-    monkeypatch.setattr(loop, "accumulate_gradient", recorded)
+    monkeypatch.setattr(update, "accumulate_gradient", recorded)
     for _ in range(2):
         done = trainer.iterate()
     rollout, old = done.samples.rollout, seen[2][0]  # nothing was updated between the rollout and its first update

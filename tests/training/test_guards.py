@@ -292,7 +292,7 @@ def test_a_broken_loss(random_sd3, tmp_path, action):
     trainer, run = make_run(data)
     trainer.iterate()
     trainer.iteration = 1
-    before, average, batch = state_of(trainer), flat(trainer.ema.average), trainer.next_batch()
+    before, average, batch = state_of(trainer), flat(trainer.updater.ema.average), trainer.next_batch()
     trainer.session.losses = [replace(part, objective=BrokenLoss(part.objective, 1)) for part in trainer.session.losses]
     if action == "stop":
         with pytest.raises(
@@ -305,7 +305,7 @@ def test_a_broken_loss(random_sd3, tmp_path, action):
         text = run.shown.getvalue()
         assert "This update is skipped." in text
         assert repr(prompt_of(batch, 3)) in text and repr(prompt_of(batch, 0)) not in text
-    assert torch.equal(state_of(trainer), before) and torch.equal(flat(trainer.ema.average), average)
+    assert torch.equal(state_of(trainer), before) and torch.equal(flat(trainer.updater.ema.average), average)
     assert text.count("Prompts:") >= 1
 
 

@@ -254,7 +254,7 @@ def test_the_average_is_evaluated_and_the_weights_come_back(random_sd3, tmp_path
     run.run()
     assert len(live) == 4 and len(evaluated) == 2
     torch.testing.assert_close(evaluated[-1], average, rtol=1e-5, atol=1e-7)
-    torch.testing.assert_close(flat(trainer.ema.average), average, rtol=1e-5, atol=1e-7)
+    torch.testing.assert_close(flat(trainer.updater.ema.average), average, rtol=1e-5, atol=1e-7)
     assert torch.equal(flat(weights_of(trainer)), live[-1]) and distance(live[-1], average) > 1e-4
 
 
@@ -290,7 +290,7 @@ def test_bfloat16_trains_with_a_tolerance_of_its_own(random_sd3, tmp_path, micro
     before = weights_of(trainer)
     assert {tensor.dtype for tensor in before.values()} == {torch.float32}
     run.run()
-    assert 0 <= trainer.on_policy_error < 1e-3
+    assert 0 <= trainer.updater.on_policy_error < 1e-3
     assert any(not torch.equal(tensor, before[name]) for name, tensor in weights_of(trainer).items())
     assert trainer.session.adapter.pipeline.vae.dtype == torch.bfloat16
 

@@ -8,6 +8,7 @@ import torch
 
 from diffrl.config.load import make_config
 from diffrl.cost.plan import make_plan
+from diffrl.distributed.ranks import Ranks
 from diffrl.errors import ConfigError
 from diffrl.preflight import machine, model, preview, rewards
 from diffrl.preflight.stages import open_session
@@ -27,8 +28,7 @@ def open_on_a_card(random_sd3, tmp_path, monkeypatch):
     card = SimpleNamespace(moved=0)
     free = lambda device=None: (TOTAL - GIB // 2 - card.moved, TOTAL)  # noqa: E731
     monkeypatch.setattr(torch.cuda, "mem_get_info", free)
-    accelerator = SimpleNamespace(device=torch.device("cuda"), num_processes=1, process_index=0)
-    monkeypatch.setattr(machine, "make_accelerator", lambda *given: accelerator)
+    monkeypatch.setattr(machine, "open_ranks", lambda *given: Ranks(torch.device("cuda")))
 
     def make_scorers(*given):
         card.moved += TOTAL // 10

@@ -3,9 +3,8 @@
 import pytest
 import torch
 
-import diffrl.training.loop as loop
-from diffrl.training.update import LossTerm, accumulate_gradient
-from tests.tiers import daily
+import diffrl.training.update as update
+from diffrl.training.gradient import LossTerm, accumulate_gradient
 from tests.tolerances import SQUARED
 from tests.training.harness import FOREST, distance, flat, make_trainer, settings, weights_of
 
@@ -21,7 +20,7 @@ def nft_trainer(pipeline, directory, rollout=NO_NOISE, credit=None, train=None, 
 
 def test_the_first_update_has_no_gap(random_sd3, tmp_path):
     trainer = nft_trainer(random_sd3, tmp_path, train={"updates_per_iteration": 1}, kl=0.0)
-    assert trainer.iterate().metrics["update/velocity_gap"] < SQUARED and trainer.on_policy_error is None
+    assert trainer.iterate().metrics["update/velocity_gap"] < SQUARED and trainer.updater.on_policy_error is None
     # old_decay_rate 0.001: hardly anything is forgotten, all is kept
     assert trainer.iterate().metrics["update/velocity_gap"] > 100 * SQUARED
 
@@ -57,8 +56,8 @@ def test_the_old_policy_draws_and_is_contrasted_with_and_follows(random_sd3, tmp
         assert not torch.equal(live, drew[-1])
         decay = min(slope * updates, limit)
         expected = decay * expected + (1 - decay) * live
-        torch.testing.assert_close(flat(trainer.old.average), expected, rtol=1e-5, atol=1e-8)
-    assert trainer.old.decay == limit
+        torch.testing.assert_close(flat(trainer.updater.old.average), expected, rtol=1e-5, atol=1e-8)
+    assert trainer.updater.old.decay == limit
 
 
 def test_the_gradient_of_both_losses_is_the_sum(random_sd3, tmp_path, monkeypatch):
@@ -69,9 +68,9 @@ def test_the_gradient_of_both_losses_is_the_sum(random_sd3, tmp_path, monkeypatc
     )  # fmt: skip
     seen = []
 
-    def recorded(accelerator, policy, shares, *rest):
+    def recorded(ranks, policy, shares, *rest):
         def gradient(parts):
-            found = accumulate_gradient(accelerator, policy, parts, *rest)
+            found = accumulate_gradient(ranks, policy, parts, *rest)
             return found, flat({n: p.grad.clone() for n, p in policy.parameters.items() if p.grad is not None})
 
         alone = [gradient([(LossTerm(part.objective), *share)]) for part, *share in shares]
@@ -79,24 +78,12 @@ def test_the_gradient_of_both_losses_is_the_sum(random_sd3, tmp_path, monkeypatc
         seen.append((found, both, alone))
         return found
 
-    monkeypatch.setattr(loop, "accumulate_gradient", recorded)
+    monkeypatch.setattr(update, "accumulate_gradient", recorded)
     metrics = trainer.iterate().metrics
-    assert trainer.on_policy_error < 1e-5 and len(seen) == 2
+    assert trainer.updater.on_policy_error < 1e-5 and len(seen) == 2
     for found, both, ((nft, one), (grpo, other)) in seen:
         assert distance(both, one + weight * other) < 1e-4 and float(other.norm()) > 0
         assert found.loss == pytest.approx(nft.loss + weight * grpo.loss, rel=1e-4)
         assert found.evaluated == nft.evaluated + grpo.evaluated
         assert found.metrics.keys() == nft.metrics.keys() | grpo.metrics.keys()
     assert {"update/velocity_gap", "update/ratio", "update/reference_kl"} <= metrics.keys()
-
-
-@pytest.mark.parametrize("micro_batch", daily([1, 3], [3]))
-def test_micro_batches_change_nothing(random_sd3, tmp_path, micro_batch):
-    found = []
-    for size in (micro_batch, 128):
-        train = {"micro_batch": size, "epsilon": 1e-3}
-        trainer = nft_trainer(random_sd3, tmp_path / str(size), train=train, levels=2)
-        before = flat(weights_of(trainer))
-        trainer.iterate()
-        found.append(flat(weights_of(trainer)) - before)
-    assert distance(*found) < 1e-3

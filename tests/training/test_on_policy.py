@@ -100,8 +100,8 @@ def test_an_unchanged_policy_has_ratio_one(trainer, random_sd3, monkeypatch, dyn
         errors = session.losses[0].objective.on_policy_errors(drawn, predict, micro_batch)
         assert [step for step, _ in errors] == steps
         assert max(error for _, error in errors) < tolerance
-    trainer.gate(drawn, [predict] * len(trainer.session.losses))
-    assert trainer.on_policy_error < tolerance
+    trainer.updater.gate(drawn, [predict] * len(trainer.session.losses))
+    assert trainer.updater.on_policy_error < tolerance
 
 
 def test_noise_that_rounding_would_drown_is_refused(random_sd3, tmp_path):
@@ -184,7 +184,7 @@ def test_a_higher_tolerance_lets_it_pass(random_sd3, tmp_path, monkeypatch):
     trainer, run = make_run(settings(random_sd3, tmp_path, guards={"on_policy_tolerance": 0.01}))
     shifted_density(trainer, monkeypatch)
     run.run()
-    assert trainer.on_policy_error == pytest.approx(1e-3, rel=0.01)
+    assert trainer.updater.on_policy_error == pytest.approx(1e-3, rel=0.01)
 
 
 def test_a_nan_ratio_never_passes(random_sd3, tmp_path, monkeypatch):

@@ -244,7 +244,7 @@ def test_a_dynamics_that_is_no_distribution_is_refused(name, said):
         ("Fewer", "6 in all. Got 5"),
         ("Elsewhere", "0 to 1. Got [1, 2]"),
         ("Rude", "raised KeyError: 'missing' (own.py, line "),
-        ("Empty", "`examples` must return diffrl.objectives.base.Examples. Got a NoneType"),
+        ("Empty", "`examples` must return diffrl.objectives.examples.Examples. Got a NoneType"),
         ("Overwriting", "`loss` must leave its examples as they are. It works in place"),
         ("Rewriting", "`examples` must leave the rollout as it is. It works in place"),
         ("Away", "(4,), not reduced, on cpu, in real numbers. Got a tensor (4,) on meta"),

@@ -48,7 +48,7 @@ def test_it_trains_on_policy(random_sd3, tmp_path):
     data = settings(random_sd3, tmp_path, rollout={**FOREST, "prompts_at_once": 1}, credit=FUSED)
     trainer = make_trainer(data)
     trainer.iterate()
-    assert trainer.on_policy_error < 1e-5
+    assert trainer.updater.on_policy_error < 1e-5
 
 
 def test_parts_share_out_every_sample_once():

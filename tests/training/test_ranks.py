@@ -2,20 +2,24 @@
 
 import copy
 import threading
+from contextlib import nullcontext
 from dataclasses import dataclass
 from types import SimpleNamespace
+from typing import ClassVar
 
 import pytest
 import torch
 from torch import nn
 
-import diffrl.training.update as update
-from diffrl.objectives.base import States
+from diffrl.distributed.ranks import Ranks
+from diffrl.objectives.base import Objective
+from diffrl.objectives.examples import States
+from diffrl.training.gradient import LossTerm, accumulate_gradient
 from tests.patience import LONG
 
 
-class Ranks:
-    """What an accelerator with its control gives each of several threads."""
+class Threads:
+    """Ranks that are threads."""
 
     def __init__(self, count):
         self.count, self.barrier = count, threading.Barrier(count, timeout=LONG)
@@ -38,36 +42,30 @@ class Ranks:
             assert reduction == "mean"  # the device's backend carries gradients and nothing else
             return self.exchange(rank, gradient).mean(0)
 
-        return SimpleNamespace(
-            num_processes=self.count,
-            process_index=rank,
-            device=torch.device("cpu"),
-            control=control,
-            reduce=reduce,
-        )
+        ranks = SimpleNamespace(reduce=reduce, no_sync=lambda network: nullcontext())
+        return Ranks(None, self.count, rank, control, ranks)
 
 
 @dataclass
-class Squares:
+class Squares(Objective[States]):
     """Mean square of the velocity, times a number of each unit."""
 
+    measures: ClassVar = ("size",)
     factor: float
-    needs_reference = False
-    metrics = ("size",)
 
     def loss(self, examples, policy, reference):
         loss = self.factor * policy(*examples.start).square().flatten(1).mean(1)
         return loss, {"size": loss.detach()}
 
 
-def gradient_of(accelerator, network, shares, micro_batch):
+def gradient_of(ranks, network, shares, micro_batch):
     """One accumulated gradient of a small network, whose ranks are averaged by hand."""
     network = copy.deepcopy(network)
     policy = SimpleNamespace(
         parameters=dict(network.named_parameters()), alternates=True, adapter=SimpleNamespace(transformer=network)
     )
-    found = update.accumulate_gradient(
-        accelerator, policy, shares, [lambda x, sigma, prompt: network(x)] * len(shares), None, micro_batch
+    found = accumulate_gradient(
+        ranks, policy, shares, [lambda x, sigma, prompt: network(x)] * len(shares), None, micro_batch
     )
     return found, torch.cat([p.grad.flatten() for p in network.parameters()])
 
@@ -79,17 +77,16 @@ def examples_of(rows):
 
 @pytest.mark.parametrize("sizes", [(7, 3), (5, 0, 2)])
 @pytest.mark.parametrize("micro_batch", [2, 16])
-def test_the_gradient_is_that_of_one_process(sizes, micro_batch, monkeypatch):
-    monkeypatch.setattr(update, "sync_if", lambda *_: update.nullcontext())
+def test_the_gradient_is_that_of_one_process(sizes, micro_batch):
     rows = torch.randn(sum(sizes), 3, generator=torch.Generator().manual_seed(1))
     network = nn.Linear(3, 3)
-    terms = [update.LossTerm(Squares(1.0), 0.7), update.LossTerm(Squares(-3.0), 1.3)]
+    terms = [LossTerm(Squares(1.0), 0.7), LossTerm(Squares(-3.0), 1.3)]
 
     def shares(own):
         return [(term, examples_of(own), torch.arange(len(own))) for term in terms]
 
-    alone, expected = gradient_of(Ranks(1).of(0), network, shares(rows), micro_batch)
-    ranks, parts, results = Ranks(len(sizes)), rows.split(sizes), [None] * len(sizes)
+    alone, expected = gradient_of(Ranks(), network, shares(rows), micro_batch)
+    ranks, parts, results = Threads(len(sizes)), rows.split(sizes), [None] * len(sizes)
 
     def work(rank):
         try:

@@ -8,6 +8,7 @@ import pytest
 import torch
 
 from diffrl.config.method import RewardHackingGuard
+from diffrl.distributed.ranks import Ranks
 from diffrl.errors import GuardStop
 from diffrl.records import Prompt, PromptBatch, RewardTable, Rollout, Samples
 from diffrl.rewards.score import WeightedScorer
@@ -17,18 +18,13 @@ from diffrl.training.reward_hacking import MonitorState, RewardHackingMonitor
 from tests.training.harness import BRIGHTNESS, GREEN, rows_of, settings, start
 from tests.training.scorers import Brightness
 
-
-class OneProcess:
-    num_processes = 1
-
-
 TRAINING = [WeightedScorer("raw", Brightness())]
 
 
 def monitor(**options):
     said = []
     scorers = [WeightedScorer("good", Brightness()), WeightedScorer("bad", Lower())]
-    return RewardHackingMonitor(RewardHackingGuard(**options), scorers, OneProcess(), said.append), said
+    return RewardHackingMonitor(RewardHackingGuard(**options), scorers, Ranks(), said.append), said
 
 
 class Lower(Brightness):

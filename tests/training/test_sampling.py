@@ -6,7 +6,7 @@ import pytest
 import torch
 
 import diffrl.training.sampling as sampling
-from diffrl.training.sampling import FidelityWatch, fidelity_metrics, lonely_splits
+from diffrl.training.sampling import FidelityWatch, fidelity_metrics, single_child_splits
 from tests.tiers import daily
 from tests.training.harness import EXPLORE, FOREST, FUSED, flat, make_run, rows_of, settings, weights_of
 
@@ -124,26 +124,22 @@ def test_fidelity_by_hand(explored):
     true, proxy = torch.arange(14.0), torch.zeros(22)
     proxy[drawn.chosen.samples] = torch.cat([-torch.arange(7.0), torch.arange(7.0)])  # one prompt reversed
     exploration = replace(drawn.exploration, proxy=replace(drawn.exploration.proxy, total=proxy))
-    found = fidelity_metrics(
-        trainer.accelerator, replace(drawn, exploration=exploration, table=replace(table, total=true))
-    )
+    found = fidelity_metrics(trainer.ranks, replace(drawn, exploration=exploration, table=replace(table, total=true)))
     assert found["fidelity/tau"] == found["fidelity/rho"] == 0.0
     assert found["fidelity/top_match"] == found["fidelity/bottom_match"] == 0.5
     assert found["fidelity/audit_tau"] == 0.0 and found["fidelity/audit_pairs"] == 30
     same = replace(table, total=torch.ones(14))
-    assert (
-        fidelity_metrics(trainer.accelerator, replace(drawn, table=same))["fidelity/tau"] != 0
-    )  # NaN: nothing differs
+    assert fidelity_metrics(trainer.ranks, replace(drawn, table=same))["fidelity/tau"] != 0  # NaN: nothing differs
 
 
 def test_splits_with_one_child_left_are_counted(explored_forest):
     _, done = explored_forest
     metrics = done.metrics
-    forest, lonely = done.samples.rollout.forest, 0
+    forest, single = done.samples.rollout.forest, 0
     for node in range(len(forest.parent)):
         children = forest.parent.tolist().count(node)
-        lonely += children == 1
-    assert metrics["explore/one_child_splits"] == lonely == lonely_splits(forest) > 0
+        single += children == 1
+    assert metrics["explore/one_child_splits"] == single == single_child_splits(forest) > 0
 
 
 # --- what is done about it -------------------------------------------------------------------------------------------

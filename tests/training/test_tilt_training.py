@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-import diffrl.training.loop as loop
+import diffrl.training.update as update
 from diffrl.errors import GuardStop
 from diffrl.models.loading import load_adapter
 from diffrl.objectives.tilt import split_origins
@@ -40,16 +40,16 @@ def test_the_gradient_is_that_of_a_regression_at_the_splits(random_sd3, tmp_path
     for parameter in trainer.session.policy.parameters.values():  # LoRA starts as a zero that would hide mistakes
         parameter.data += 0.02 * torch.randn(parameter.shape, generator=generator)
     seen = {}
-    original, assign = loop.accumulate_gradient, trainer.crediting.assign
+    original, assign = update.accumulate_gradient, trainer.crediting.assign
     monkeypatch.setattr(trainer.crediting, "assign", lambda d, c: seen.setdefault("credit", (assign(d, c), d, c))[0])
 
-    def recorded(accelerator, policy, *rest):
-        found = original(accelerator, policy, *rest)
+    def recorded(ranks, policy, *rest):
+        found = original(ranks, policy, *rest)
         seen["gradient"] = {name: p.grad.clone() for name, p in policy.parameters.items() if p.grad is not None}
         seen["evaluated"] = found.evaluated
         return found
 
-    monkeypatch.setattr(loop, "accumulate_gradient", recorded)
+    monkeypatch.setattr(update, "accumulate_gradient", recorded)
     weights = {name: p.data.clone() for name, p in trainer.session.policy.parameters.items()}
     trainer.iterate()
     (credit, _), drawn, conditioning = seen["credit"]
@@ -89,7 +89,7 @@ def test_only_splits_are_asked_where_every_step_is_stochastic(random_sd3, tmp_pa
     trainer = make_trainer(tilt_data(random_sd3, tmp_path, every))
     metrics = trainer.iterate().metrics
     assert metrics["update/evaluated"] <= 2 * 2 * (1 + 2) and metrics["update/direction"] > 0
-    assert trainer.on_policy_error is not None and trainer.on_policy_error < 1e-5
+    assert trainer.updater.on_policy_error is not None and trainer.updater.on_policy_error < 1e-5
 
 
 @pytest.mark.parametrize(("breakage", "step"), [(shifted_density, 2), (guidance_in_the_update_only, 0)])

@@ -49,7 +49,7 @@ def test_each_network_learns_from_its_own_steps(wan22, tmp_path, start_step, siz
     before = weights_of(trainer)
     trainer.iterate()
     run.journal.close()
-    assert trainer.on_policy_error < 1e-5
+    assert trainer.updater.on_policy_error < 1e-5
     assert any(moved(trainer, before, "high")) is high and any(moved(trainer, before, "low")) is low
 
 

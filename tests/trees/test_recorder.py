@@ -6,8 +6,8 @@ import json
 import pytest
 import torch
 
-import diffrl.training.loop as loop
 import diffrl.training.sampling as sampling
+import diffrl.training.update as update
 from diffrl.config.load import make_config
 from diffrl.cost.plan import make_plan
 from diffrl.rollout.complete import inner_nodes
@@ -104,15 +104,15 @@ def test_a_forests_gradient_is_that_of_one_forward_an_edge(random_sd3, tmp_path,
     )
     data["prompts"]["per_iteration"] = 1
     trainer = make_trainer(data)
-    network, seen, accumulate = trainer.session.policy.inner, [], loop.accumulate_gradient
+    network, seen, accumulate = trainer.session.policy.inner, [], update.accumulate_gradient
 
-    def recorded(accelerator, policy, shares, *rest):
+    def recorded(ranks, policy, shares, *rest):
         now, ((_, examples, index),) = copy.deepcopy(network), shares
-        found = accumulate(accelerator, policy, shares, *rest)
+        found = accumulate(ranks, policy, shares, *rest)
         seen.append((now, examples.take(index).edges, {n: p.grad.clone() for n, p in policy.parameters.items()}, found))
         return found
 
-    monkeypatch.setattr(loop, "accumulate_gradient", recorded)
+    monkeypatch.setattr(update, "accumulate_gradient", recorded)
     done = trainer.iterate()
     done = trainer.iterate()
     rollout, old = done.samples.rollout, seen[-2][0]

@@ -6,21 +6,12 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 from diffrl.models.adapter import Conditioning
-from diffrl.models.architecture import Architecture
 from diffrl.models.family import ADDED_QKV, JOINT_ATTENTION, QKV, Family, comfyui_as_diffusers
-from diffrl.models.geometry import Activations, Geometry, Size, packed_geometry
 from diffrl.models.picture_adapters import PackedPictureAdapter
 from diffrl.models.text_encoders import CLIP, TextEncoder
 
 if TYPE_CHECKING:
     from torch import Tensor
-
-
-def read_sizes(found: Architecture, size: Size) -> Geometry:
-    """Sizes of a pipeline; text and picture pass through the blocks together."""
-    network = found.configs["transformer"]
-    text = size.text_tokens * network["joint_attention_dim"] + network["pooled_projection_dim"]
-    return packed_geometry(found, size, text, Activations(saved=12.8, forward=17.1, backward=23.2))
 
 
 ATTENTION = {
@@ -87,7 +78,6 @@ FAMILY = Family(
         "": ("", EMBEDDERS | ENDS),
     },
     text_encoders=(CLIP, TextEncoder("tokenizer_2", "T5")),
-    geometry=read_sizes,
 )
 
 

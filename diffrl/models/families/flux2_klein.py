@@ -7,23 +7,14 @@ from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from diffrl.models.adapter import Conditioning, DrawNoise
-from diffrl.models.architecture import Architecture
 from diffrl.models.families.flux import ATTENTION, EMBEDDERS, ENDS
 from diffrl.models.family import JOINT_ATTENTION, Family, comfyui_as_diffusers
-from diffrl.models.geometry import Activations, Geometry, Size, packed_geometry
 from diffrl.models.picture_adapters import PackedPictureAdapter
 from diffrl.models.schedulers import shifted_sigmas
 from diffrl.models.text_encoders import TextEncoder, chat_length
 
 if TYPE_CHECKING:
     from torch import Tensor
-
-
-def read_sizes(found: Architecture, size: Size) -> Geometry:
-    """Sizes of a pipeline; text and picture pass through the blocks together."""
-    network = found.configs["transformer"]
-    text = 2 * size.text_tokens * network["joint_attention_dim"]
-    return packed_geometry(found, size, text, Activations(saved=17.6, forward=30.3, backward=36.3))
 
 
 MODULATION_LAYERS = ("double_stream_modulation_img", "double_stream_modulation_txt", "single_stream_modulation")
@@ -66,7 +57,6 @@ FAMILY = Family(
         "": ("", {k: (v.replace("time_text", "time_guidance"),) for k, (v,) in EMBEDDERS.items()} | ENDS | MODULATIONS),
     },
     text_encoders=(TextEncoder("tokenizer", "Qwen3", partial(chat_length, enable_thinking=False)),),
-    geometry=read_sizes,
 )
 
 

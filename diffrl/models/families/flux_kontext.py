@@ -8,26 +8,12 @@ from typing import TYPE_CHECKING, Any
 
 from diffrl.functional.guidance import beside
 from diffrl.models.adapter import Conditioning
-from diffrl.models.architecture import Architecture
 from diffrl.models.editing import PackedEditingAdapter
 from diffrl.models.families import flux
-from diffrl.models.geometry import Geometry, Size
 
 if TYPE_CHECKING:
     import torch
     from torch import Tensor
-
-
-def read_sizes(found: Architecture, size: Size) -> Geometry:
-    """Sizes of a pipeline; the source's tokens pass through the blocks with the others, and are kept with a prompt."""
-    drawn = flux.read_sizes(found, size)
-    source = drawn.tokens - size.text_tokens
-    return replace(
-        drawn,
-        tokens=drawn.tokens + source,
-        source_tokens=source,
-        encoding_elements=drawn.encoding_elements + drawn.latent_elements,
-    )
 
 
 FAMILY = replace(
@@ -39,7 +25,6 @@ FAMILY = replace(
     sol_rl_exclude=(),
     edits=True,
     true_cfg_scale=1.0,
-    geometry=read_sizes,
 )
 
 

@@ -8,9 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from diffrl.errors import ConfigError
 from diffrl.models.adapter import Conditioning
-from diffrl.models.architecture import Architecture
 from diffrl.models.family import ADDED_QKV, JOINT_ATTENTION, QKV, Family
-from diffrl.models.geometry import Activations, Geometry, Size, network_width
 from diffrl.models.pipeline import PipelineAdapter, require_frames, require_multiple
 from diffrl.models.schedulers import shifted_sigmas
 from diffrl.models.text_encoders import TextEncoder, plain_length
@@ -23,55 +21,6 @@ if TYPE_CHECKING:
 STOCK_FRAMES = 121
 GLYPH_TOKENS = 256
 """Bytes of the texts in quotation marks; the pipeline pads to it."""
-
-
-def activations(tokens: int, width: int) -> Activations:
-    """What a block holds: of tokens, and of the masks of all pairs of them, which diffusers' attention makes in full.
-
-    Measured as the other families', with 4,022 to 25,952 tokens: forward passes are largest in the feed-forward layer
-    or, of long videos, in the masks.
-
-    Args:
-        tokens: of a sample.
-        width: of the network.
-    """
-    pairs = tokens / width  # one number for each pair, in multiples of the width for each token
-    forward, backward = max(10 + 0.83 * pairs, 6.6 + 2 * pairs), max(25.8 + 1.03 * pairs, 16.4 + 2 * pairs)
-    return Activations(saved=18 + pairs, forward=forward, backward=backward)
-
-
-def read_sizes(found: Architecture, size: Size) -> Geometry:
-    """Sizes of a pipeline for prompts that fill their places; all frames are decoded at once."""
-    network, vae = found.configs["transformer"], found.configs["vae"]
-    scale, period = vae["spatial_compression_ratio"], vae["temporal_compression_ratio"]
-    height, width = size.height, size.width
-    if height is None or width is None:
-        own = own_size(scale, network["target_size"])
-        height, width = height or own[0], width or own[1]
-    rows, columns, frames = height // scale, width // scale, ((size.frames or STOCK_FRAMES) - 1) // period + 1
-    patch = network["patch_size"]
-    video = (frames // network["patch_size_t"]) * (rows // patch) * (columns // patch)
-    tokens, pixels = video + size.text_tokens + GLYPH_TOKENS, rows * columns * scale**2
-    every = (frames - 1) * period + 1
-    held = DECODER_MAPS * vae["block_out_channels"][0] * every
-    text = size.text_tokens * (network["text_embed_dim"] + 1) + GLYPH_TOKENS * (network["text_embed_2_dim"] + 1)
-    return Geometry(
-        vae["latent_channels"] * frames * rows * columns,
-        pixels * every,
-        tokens,
-        network_width(network),
-        network["num_layers"],
-        2 * text,  # with the masks
-        int(held * pixels),
-        int(held * min(pixels, TILE**2)),
-        activations(tokens, network_width(network)),
-        text_tokens=(size.text_tokens, GLYPH_TOKENS),
-    )
-
-
-DECODER_MAPS, TILE = 7.02, 256
-"""Most that the decoder holds at once, in maps of its last block's channels at full resolution, of all frames; and the
-side of a tile."""
 
 
 def own_size(scale: int, target: int) -> tuple[int, int]:
@@ -154,7 +103,6 @@ FAMILY = Family(
         TextEncoder("tokenizer", "Qwen2.5-VL", _text_length),
         TextEncoder("tokenizer_2", "ByT5, of quoted texts", _glyph_length, limit=256, per_character=10),
     ),
-    geometry=read_sizes,
 )
 
 

@@ -7,9 +7,7 @@ from functools import cache
 from typing import TYPE_CHECKING, Any
 
 from diffrl.models.adapter import Conditioning
-from diffrl.models.architecture import Architecture
 from diffrl.models.family import JOINT_ATTENTION, Family, comfyui_as_diffusers
-from diffrl.models.geometry import Activations, Geometry, Size, decoder_elements, latent_grid, network_width
 from diffrl.models.picture_adapters import PackedPictureAdapter
 from diffrl.models.text_encoders import TextEncoder, plain_length
 
@@ -19,27 +17,6 @@ if TYPE_CHECKING:
 
 NOTHING = " "
 """What the model's makers give as the negative prompt for classifier-free guidance."""
-
-STOCK_SIDE = 1024
-"""Height and width that the stock call takes, in pixels."""
-
-
-def read_sizes(found: Architecture, size: Size) -> Geometry:
-    """Sizes of a pipeline; text and picture pass through the blocks together."""
-    network, vae = found.configs["transformer"], found.configs["vae"]
-    scale = 2 ** len(vae["temperal_downsample"])
-    rows, columns = latent_grid(size, STOCK_SIDE, scale)
-    patches, pixels = (rows // 2) * (columns // 2), rows * columns * scale**2
-    return Geometry(
-        network["in_channels"] * patches,
-        pixels,
-        patches + size.text_tokens,
-        network_width(network),
-        network["num_layers"],
-        2 * size.text_tokens * (network["joint_attention_dim"] + 1),  # and the mask
-        *decoder_elements(vae, pixels, still=True),
-        Activations(saved=18, forward=13.6, backward=24.7),
-    )
 
 
 def _text_length(tokenizer: Any, text: str) -> int:
@@ -70,7 +47,6 @@ FAMILY = Family(
     exclude=("img_in", "txt_in", "time_text_embed", "img_mod", "txt_mod", "norm_out", "proj_out"),
     comfyui=comfyui_as_diffusers,
     text_encoders=(TextEncoder("tokenizer", "Qwen2.5-VL", _text_length),),
-    geometry=read_sizes,
 )
 
 

@@ -10,10 +10,8 @@ from typing import TYPE_CHECKING, Any
 
 from diffrl.errors import ConfigError
 from diffrl.models.adapter import Conditioning
-from diffrl.models.architecture import Architecture
 from diffrl.models.editing import PackedEditingAdapter
 from diffrl.models.families import qwen_image
-from diffrl.models.geometry import Activations, Geometry, Size
 from diffrl.models.pipeline import EMPTY
 from diffrl.models.text_encoders import TextEncoder, plain_length
 
@@ -22,26 +20,6 @@ if TYPE_CHECKING:
 
 STOCK = "diffusers.pipelines.qwenimage.pipeline_qwenimage_edit_plus"
 """Module of the stock pipeline, which holds the sizes that it scales a source to."""
-
-
-def read_sizes(found: Architecture, size: Size) -> Geometry:
-    """Sizes of a pipeline; the source's tokens pass through the blocks with the others, and are kept with a prompt."""
-    drawn = qwen_image.read_sizes(found, size)
-    source = drawn.tokens - size.text_tokens
-    activations = drawn.activations
-    if found.configs["transformer"].get("zero_cond_t"):
-        activations = MODULATED
-    return replace(
-        drawn,
-        tokens=drawn.tokens + source,
-        source_tokens=source,
-        encoding_elements=drawn.encoding_elements + drawn.latent_elements,
-        activations=activations,
-    )
-
-
-MODULATED = Activations(saved=21.3, forward=15.4, backward=28.5)
-"""Where the source's tokens are modulated by the timestep 0, shifts, scales and gates stand for every token."""
 
 
 def _text_length(processor: Any, text: str) -> int:
@@ -80,7 +58,6 @@ FAMILY = replace(
     edits=True,
     empty_sees_source=True,
     text_encoders=(TextEncoder("processor", "Qwen2.5-VL", _text_length),),
-    geometry=read_sizes,
 )
 
 

@@ -7,31 +7,12 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 from diffrl.models.adapter import Conditioning
-from diffrl.models.architecture import Architecture
 from diffrl.models.family import Family
-from diffrl.models.geometry import Activations, Geometry, Size, decoder_elements, latent_grid, network_width
 from diffrl.models.picture_adapters import PictureAdapter
 from diffrl.models.text_encoders import TextEncoder, plain_length
 
 if TYPE_CHECKING:
     from torch import Tensor
-
-
-def read_sizes(found: Architecture, size: Size) -> Geometry:
-    """Sizes of a pipeline; the picture alone passes through the blocks."""
-    network, vae = found.configs["transformer"], found.configs["vae"]
-    scale = 2 ** (len(vae["encoder_block_out_channels"]) - 1)
-    rows, columns = latent_grid(size, network["sample_size"] * scale, scale)
-    return Geometry(
-        network["in_channels"] * rows * columns,
-        rows * columns * scale**2,
-        (rows // network["patch_size"]) * (columns // network["patch_size"]),
-        network_width(network),
-        network["num_layers"],
-        2 * size.text_tokens * (network["caption_channels"] + 1),
-        *decoder_elements(vae, rows * columns * scale**2),
-        Activations(saved=39, forward=14.7, backward=44.3),
-    )
 
 
 def _text_length(tokenizer: Any, text: str) -> int:
@@ -63,7 +44,6 @@ FAMILY = Family(
     distilled=(*Family.distilled, "sprint"),
     masks_prompts=True,
     text_encoders=(TextEncoder("tokenizer", "Gemma", _text_length),),
-    geometry=read_sizes,
 )
 
 

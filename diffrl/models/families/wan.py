@@ -6,9 +6,7 @@ from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from diffrl.models.adapter import Conditioning
-from diffrl.models.architecture import Architecture
 from diffrl.models.family import Family
-from diffrl.models.geometry import Activations, Geometry, Size, decoder_elements, latent_grid, network_width
 from diffrl.models.pipeline import PipelineAdapter, require_frames, require_multiple
 from diffrl.models.text_encoders import TextEncoder, plain_length
 
@@ -18,27 +16,6 @@ if TYPE_CHECKING:
 
 STOCK_HEIGHT, STOCK_WIDTH, STOCK_FRAMES = 480, 832, 81
 """What the stock call takes."""
-
-
-def read_sizes(found: Architecture, size: Size) -> Geometry:
-    """Sizes of a pipeline; the video alone passes through the blocks, and is decoded frame by frame."""
-    network, vae = found.configs["transformer"], found.configs["vae"]
-    scale, period = vae.get("scale_factor_spatial") or 8, vae.get("scale_factor_temporal") or 4
-    size = Size(size.height or STOCK_HEIGHT, size.width or STOCK_WIDTH, size.frames or STOCK_FRAMES, size.text_tokens)
-    rows, columns = latent_grid(size, STOCK_HEIGHT, scale)
-    frames = (size.frames - 1) // period + 1
-    _, high, wide = network["patch_size"]
-    pixels = rows * columns * scale**2
-    return Geometry(
-        network["out_channels"] * frames * rows * columns,
-        pixels * ((frames - 1) * period + 1),
-        frames * (rows // high) * (columns // wide),
-        network_width(network),
-        network["num_layers"],
-        2 * size.text_tokens * network["text_dim"],
-        *decoder_elements(vae, pixels),
-        Activations(saved=23.3, forward=16.4, backward=36.3),
-    )
 
 
 COMFYUI = {
@@ -87,7 +64,6 @@ FAMILY = Family(
     vae_dtype="float32",  # as its makers run it; bfloat16 shows banding
     comfyui=comfyui_key,
     text_encoders=(TextEncoder("tokenizer", "UMT5", _text_length),),
-    geometry=read_sizes,
 )
 
 

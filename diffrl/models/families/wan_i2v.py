@@ -8,9 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from diffrl.errors import ConfigError
 from diffrl.models.adapter import Conditioning
-from diffrl.models.architecture import Architecture
 from diffrl.models.families import wan
-from diffrl.models.geometry import Activations, Geometry, Size
 
 if TYPE_CHECKING:
     import torch
@@ -22,24 +20,6 @@ CLIP_TEXT_TOKENS = 512
 """
 
 
-def read_sizes(found: Architecture, size: Size) -> Geometry:
-    """Sizes of a pipeline; the encoded first frame, and where the network sees it CLIP's, are kept with a prompt."""
-    drawn = wan.read_sizes(found, size)
-    network = found.configs["transformer"]
-    seen = 0
-    if network.get("image_dim") is not None:
-        clip = found.configs["image_encoder"]
-        seen = (clip["image_size"] // clip["patch_size"]) ** 2 + 1
-    per_channel = drawn.latent_elements // network["out_channels"]
-    return replace(
-        drawn,
-        encoding_elements=drawn.encoding_elements + drawn.latent_elements + seen * (network.get("image_dim") or 0),
-        joined_elements=(network["in_channels"] - network["out_channels"]) * per_channel,
-        image_tokens=seen,
-        activations=Activations(saved=22.6, forward=11.6, backward=32.9),  # of 14 B: narrower feed-forward
-    )
-
-
 FAMILY = replace(
     wan.FAMILY,
     name="wan_i2v",
@@ -47,7 +27,6 @@ FAMILY = replace(
     adapter="diffrl.models.families.wan_i2v:WanImageAdapter",
     pipelines=("WanImageToVideoPipeline",),
     edits=True,
-    geometry=read_sizes,
 )
 
 

@@ -8,9 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from diffrl.errors import ConfigError
 from diffrl.models.adapter import Conditioning
-from diffrl.models.architecture import Architecture
 from diffrl.models.family import Family, comfyui_as_diffusers
-from diffrl.models.geometry import Activations, Geometry, Size, decoder_elements, latent_grid
 from diffrl.models.picture_adapters import PictureAdapter
 from diffrl.models.schedulers import shifted_sigmas
 from diffrl.models.text_encoders import TextEncoder, chat_length
@@ -23,23 +21,6 @@ STOCK_SIDE = 1024
 
 GRAIN = 32
 """The network fills up the tokens of a text, and those of a picture, to a multiple of this."""
-
-
-def read_sizes(found: Architecture, size: Size) -> Geometry:
-    """Sizes of a pipeline for prompts that fill their places; a pair of refiners, of picture and text, is one layer."""
-    network, vae = found.configs["transformer"], found.configs["vae"]
-    scale = 2 ** (len(vae["block_out_channels"]) - 1)
-    rows, columns = latent_grid(size, STOCK_SIDE, scale)
-    return Geometry(
-        network["in_channels"] * rows * columns,
-        rows * columns * scale**2,
-        sum(-(-tokens // GRAIN) * GRAIN for tokens in ((rows // 2) * (columns // 2), size.text_tokens)),
-        network["dim"],
-        network["n_layers"] + network["n_refiner_layers"],
-        2 * size.text_tokens * (network["cap_feat_dim"] + 1),  # and the mask
-        *decoder_elements(vae, rows * columns * scale**2),
-        Activations(saved=31.1, forward=16.1, backward=39.3),
-    )
 
 
 BLOCK = {
@@ -63,7 +44,6 @@ FAMILY = Family(
     comfyui=comfyui_as_diffusers,
     original={name: (name, BLOCK) for name in ("layers", "noise_refiner", "context_refiner")} | {"": ("", ENDS)},
     text_encoders=(TextEncoder("tokenizer", "Qwen3", partial(chat_length, enable_thinking=True)),),
-    geometry=read_sizes,
 )
 
 

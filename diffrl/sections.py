@@ -1,4 +1,4 @@
-"""What every section of the configuration shares: strictness, and problems worded for the user."""
+"""What every section of settings shares: strictness, and problems worded for the user."""
 
 from __future__ import annotations
 
