@@ -248,12 +248,12 @@ def score(
 
 
 def _console(quiet: bool) -> Console:
-    """The program's output; that it cannot be written is no reason to end a run."""
+    """Return the program's output; that it cannot be written is no reason to end a run."""
     return Console(file=lasting(sys.stdout), quiet=quiet)
 
 
 def _scorers(rewards: Sequence[str | Scorer], device: str) -> dict[str, Scorer]:
-    """Scorers by their labels: named ones as the command line makes them, a caller's own as they are."""
+    """Return scorers by their labels: named ones as the command line makes them, a caller's own as they are."""
     if not rewards:
         raise ConfigError('rewards must name at least one reward, such as ["shapes"]. Got none. Name one.')
     loaded = iter(load(choose(named, ()), device) if (named := [r for r in rewards if isinstance(r, str)]) else ())

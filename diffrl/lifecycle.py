@@ -204,7 +204,7 @@ def _printer(console: Console) -> Callable[[str], None]:
 
 
 def _one_trainer(session: Session, run_dir: Path) -> AbstractContextManager[None]:
-    """The lock on the run, which the first rank holds for all."""
+    """Return the lock on the run, which the first rank holds for all."""
     return locked(run_dir) if session.ranks.is_main else nullcontext()
 
 

@@ -55,7 +55,7 @@ DYNAMICS: Mapping[str, str] = {
 
 
 def resolve(kind: str, table: Mapping[str, str], name: str) -> Any:
-    """The object behind a registered name or a "module:Object" path.
+    """Return the object behind a registered name or a "module:Object" path.
 
     Args:
         kind: what is looked up, for the message ("model family").

@@ -94,7 +94,7 @@ def changes(now: RewardBatch, then: RewardBatch) -> list[str]:
 
 
 def _copied(value: Any) -> Any:
-    """A deep copy; JSON's types by hand, many times faster than `copy.deepcopy`."""
+    """Return a deep copy; JSON's types by hand, many times faster than `copy.deepcopy`."""
     if isinstance(value, (str, int, float, type(None))):
         return value
     if isinstance(value, Mapping):

@@ -69,11 +69,11 @@ class RewardBatch:
         return "video" if self.media.ndim == 5 else "image"
 
     def meta(self, row: int) -> Mapping[str, Any]:
-        """A sample's metadata; empty if none were given."""
+        """Return a sample's metadata; empty if none were given."""
         return self.metadata[row] if self.metadata else {}
 
     def rows(self, rows: Sequence[int]) -> RewardBatch:
-        """Some of its samples, in the order given."""
+        """Return some of its samples, in the order given."""
         return RewardBatch(
             self.media[list(rows)],
             [self.prompts[row] for row in rows],
@@ -84,7 +84,7 @@ class RewardBatch:
         )
 
     def group_rows(self) -> list[list[int]]:
-        """Rows of each group, in order of appearance."""
+        """Return rows of each group, in order of appearance."""
         rows_of: dict[Any, list[int]] = {}
         for row, key in enumerate(self.groups or self.prompts):
             rows_of.setdefault(key, []).append(row)
@@ -130,7 +130,7 @@ def output_of_rows(
     parts: Sequence[str] = (),
     notes: Sequence[str | None] = (),
 ) -> RewardOutput:
-    """The output of scorers that look at one sample after the other.
+    """Return the output of scorers that look at one sample after the other.
 
     Args:
         rows: of each sample its score, its parts and why it could not be scored, or None.
@@ -171,7 +171,7 @@ def output_of_pieces(
 
 
 def output_of_scores(raw: Tensor, parts: Mapping[str, Tensor] | None = None) -> RewardOutput:
-    """The output of scorers that compute a batch at once; a score that is not finite is a failure of its sample.
+    """Return the output of scorers that compute a batch at once; a score that is not finite is a failure of its sample.
 
     Args:
         raw: (B,) of any float dtype, on any device.

@@ -115,7 +115,7 @@ def _batch(scorer: Scorer, metadata: Mapping[str, Any] | None, samples: Sequence
 
 
 def _source(sample: Sample) -> Tensor:
-    """The image that a sample is an edit of; one that has none is taken for an edit that changed nothing."""
+    """Return the image that a sample is an edit of; one that has none is taken for an edit that changed nothing."""
     if sample.source is not None:
         return sample.source
     return sample.media if sample.media.ndim == 3 else sample.media[0]
@@ -132,7 +132,7 @@ def _lacking(spec: ScorerSpec, batch: RewardBatch) -> str | None:
 
 
 def _samples(scorer: Scorer) -> list[Sample]:
-    """The self-test's samples of the commonest size, at least three, filled up with drawings."""
+    """Return the self-test's samples of the commonest size, at least three, filled up with drawings."""
     samples = [sample for contrast in contrasts_of(scorer) for sample in (contrast.good, contrast.bad)]
     shape = samples[0].media.shape
     alike = [sample for sample in samples if sample.media.shape == shape][:4]
@@ -144,7 +144,7 @@ def _samples(scorer: Scorer) -> list[Sample]:
 
 
 def _scored(scorer: Scorer, batch: RewardBatch, what: str) -> tuple[RewardOutput | None, list[str]]:
-    """A well-formed output, or None, and what is wrong with the output or with the call.
+    """Return a well-formed output, or None, and what is wrong with the output or with the call.
 
     Raises:
         RewardError: the scorer's own.
@@ -172,7 +172,7 @@ def _scored(scorer: Scorer, batch: RewardBatch, what: str) -> tuple[RewardOutput
 
 
 def _check_scores(scorer: Scorer, batch: RewardBatch) -> list[str]:
-    """The same scores whenever and in whatever company; of groups only the order may change."""
+    """Return the same scores whenever and in whatever company; of groups only the order may change."""
     count, what = len(batch), f"{len(batch)} {batch.kind}s"
     problems: list[str] = []
 
@@ -218,7 +218,7 @@ def _check_scores(scorer: Scorer, batch: RewardBatch) -> list[str]:
 
 
 def _check_refusals(scorer: Scorer, batch: RewardBatch) -> list[str]:
-    """Media of the wrong kind and missing metadata raise a RewardError."""
+    """Return media of the wrong kind and missing metadata raise a RewardError."""
     spec, problems = scorer.spec, []
     if set(spec.media) == {"image"}:
         wrong = replace(batch, media=batch.media[:, None].expand(-1, 3, -1, -1, -1), fps=FPS)

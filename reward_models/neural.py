@@ -56,7 +56,7 @@ def shared(key: tuple[Hashable, ...], make: Callable[[], Any]) -> Any:
 
 
 def dtype_of(name: str) -> torch.dtype:
-    """The dtype that a scorer's `dtype` option names."""
+    """Return the dtype that a scorer's `dtype` option names."""
     if name not in DTYPES:
         raise RewardError(f"dtype must be one of {', '.join(DTYPES)}. Got {name!r}.")
     return DTYPES[name]
@@ -80,7 +80,7 @@ def require_package(module: str, extra: str, reward: str) -> None:
 
 
 def find_file(source: str | Path, filename: str, reward: str, revision: str | None = None) -> Path:
-    """A file of weights: `place` itself, `filename` in the directory `place`, or of the hub repository `place`.
+    """Return a file of weights: `place` itself, `filename` in the directory `place`, or of the hub repository `place`.
 
     Raises:
         RewardError: it is in none of these.
@@ -106,7 +106,7 @@ def find_file(source: str | Path, filename: str, reward: str, revision: str | No
 
 
 def pretrained(cls: Any, source: str, reward: str, **options: Any) -> Any:
-    """`cls.from_pretrained(place)`, with one clear error, and refusing weights that are missing or in a pickle.
+    """Return `cls.from_pretrained(place)`, with one clear error, and refusing weights that are missing or in a pickle.
 
     Raises:
         RewardError: it cannot be loaded, its weights are no safetensors, or some of its weights would stay random.
@@ -156,7 +156,7 @@ def _refuse_pickles(source: str, reward: str) -> None:
 
 
 def read_state(path: Path, reward: str) -> dict[str, Tensor]:
-    """Tensors of a safetensors or torch file, without running anything that the file says.
+    """Return tensors of a safetensors or torch file, without running anything that the file says.
 
     Raises:
         RewardError: it cannot be read, or holds more than tensors.

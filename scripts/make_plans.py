@@ -22,24 +22,24 @@ CLOSE = 0.01
 
 
 def known(config: Config) -> dict | None:
-    """The numbers that are written of a recipe; None if there are none."""
+    """Return the numbers that are written of a recipe; None if there are none."""
     file = FOLDER / f"{architecture_digest(find_pipeline(config.model.path))}.json"
     plans = json.loads(file.read_text(encoding="utf-8"))["plans"] if file.is_file() else []
     return next((plan["activations"] for plan in plans if plan["settings"] == settings_of(config)), None)
 
 
 def counted(config: Config) -> Activations:
-    """The numbers of a recipe."""
+    """Return the numbers of a recipe."""
     return count(config.model, find_pipeline(config.model.path), settings_of(config))
 
 
 def flat(numbers: dict) -> list[float]:
-    """All numbers in one list; of bytes those of two samples."""
+    """Return all numbers in one list; of bytes those of two samples."""
     return [value[0] + 2 * value[1] if isinstance(value, list) else value for value in numbers.values()]
 
 
 def strayed(config: Config) -> bool:
-    """Whether what is written is not what is counted."""
+    """Return whether what is written is not what is counted."""
     before, now = known(config), json.loads(json.dumps(counted(config).to_json()))
     return before is None or any(abs(old - new) > CLOSE * new for old, new in zip(flat(before), flat(now), strict=True))
 

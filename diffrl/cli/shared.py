@@ -86,14 +86,14 @@ def diffrl(
 
 
 def load(config: Path, overrides: Sequence[str] | None) -> Config:
-    """The configuration of a file, with what the command line replaces in it."""
+    """Return the configuration of a file, with what the command line replaces in it."""
     from diffrl.config import load_config
 
     return load_config(config, overrides or [])
 
 
 def choice(step: int | None, best: bool, run: Path | None, option: str = "--run") -> Any:
-    """The checkpoint that --step and --best ask for."""
+    """Return the checkpoint that --step and --best ask for."""
     from diffrl.run.checkpoints import Choice, require_choice
 
     chosen = Choice(step, best)
@@ -102,7 +102,7 @@ def choice(step: int | None, best: bool, run: Path | None, option: str = "--run"
 
 
 def console() -> Any:
-    """The terminal."""
+    """Return the terminal."""
     from rich.console import Console
 
     return Console()

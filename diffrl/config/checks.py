@@ -284,7 +284,7 @@ _CHECKS: tuple[tuple[tuple[str, ...], Callable[..., str | None]], ...] = (
 
 
 def cross_section_problems(sections: Mapping[str, Any]) -> list[str]:
-    """Problems between sections, of those checks whose sections are all given (the others could not be read).
+    """Return problems between sections, of those checks whose sections are all given (the others could not be read).
 
     The first problem of the stochastic steps hides those that follow from it.
     """

@@ -32,7 +32,7 @@ class DepthPruning(Section):
     )
 
     def steps_at(self, iteration: int, stochastic: Sequence[int]) -> tuple[int, ...]:
-        """Which of an iteration's stochastic steps, in ascending order, are left out."""
+        """Return which of an iteration's stochastic steps, in ascending order, are left out."""
         window = stochastic_steps("window", len(stochastic) + 1, iteration, (), self.start, self.size, self.slide_every)
         return tuple(stochastic[i] for i in window)
 

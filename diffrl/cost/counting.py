@@ -75,7 +75,7 @@ class _Calls:
         self.vae_dtype, self.checkpointing = vae_dtype, checkpointing
 
     def adapter(self, **changed: Any) -> Any:
-        """The pipeline behind its adapter, with some settings of its transformer changed."""
+        """Return the pipeline behind its adapter, with some settings of its transformer changed."""
         m, dtype = self.model, DTYPES[self.model.dtype]
         return random_adapter(m.family, m.facts, self.pipeline, dtype, CPU, self.options, self.vae_dtype, **changed)
 
@@ -173,7 +173,7 @@ def _tile_side(vae: Any) -> int:
 
 
 def _rows(encodings: dict[str, Tensor], samples: int) -> dict[str, Tensor]:
-    """Encodings of as many prompts; masks are no fakes, since networks read them: every place is taken."""
+    """Return encodings of as many prompts; masks are no fakes, since networks read them: every place is taken."""
     with unset_fake_temporarily():
         masks = {name: torch.ones(samples, *value.shape[1:], dtype=value.dtype) for name, value in encodings.items()}
     return {

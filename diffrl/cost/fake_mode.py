@@ -35,7 +35,7 @@ class FakeMode(TorchDispatchMode):
 
 
 def negate(found: torch.Tensor, mask: torch.Tensor) -> torch.Tensor:
-    """A fake mask's negation, remembered as such: see `rows_of`."""
+    """Return a fake mask's negation, remembered as such: see `rows_of`."""
     found.denied = not getattr(mask, "denied", False)
     return found
 

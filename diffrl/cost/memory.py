@@ -103,7 +103,7 @@ def estimate_memory(
     world_size: int = 1,
     activations: tuple[Activations | None, str] = (None, ""),
 ) -> tuple[Memory | None, tuple[str, ...]]:
-    """Estimated memory of one process.
+    """Return estimated memory of one process.
 
     Trained weights, gradients, optimiser state and moving average are float32; everything else has model.dtype, unless
     model.base_precision quantises the frozen transformer. A full fine-tune with kl > 0 keeps a reference copy; with
@@ -154,12 +154,12 @@ def estimate_memory(
 
 
 def _saved_at_once(config: Config, kept: Mapping[str, int]) -> int:
-    """Bytes of the largest group of a checkpoint's tensors, which is copied before it is written."""
+    """Return bytes of the largest group of a checkpoint's tensors, which is copied before it is written."""
     return max(kept["optimiser"], kept["gradients"], kept["moving average"])
 
 
 def _kept_encodings(config: Config, sizes: Activations, world_size: int) -> int:
-    """Bytes of prompts' encodings that stay in the computer's memory, at most `ENCODINGS_KEPT`."""
+    """Return bytes of prompts' encodings that stay in the computer's memory, at most `ENCODINGS_KEPT`."""
     met = config.run.iterations * config.prompts.per_iteration // world_size + _held_out(config)
     return min(ENCODINGS_KEPT, met * sizes.encoding * BYTES[config.model.dtype])
 
@@ -202,7 +202,7 @@ def _parts(config: Config, found: Architecture) -> ParameterCounts:
 
 
 def _weights(config: Config, found: Architecture, parts: ParameterCounts, world_size: int) -> dict[str, int]:
-    """Bytes of everything that is as large as a network."""
+    """Return bytes of everything that is as large as a network."""
     m, o = config.model, config.objective
     dtype, trained = BYTES[m.dtype], parts.trained
     networks = [found.shapes[name] for name in found.networks]
@@ -233,7 +233,7 @@ def _weights(config: Config, found: Architecture, parts: ParameterCounts, world_
 
 
 def _copy_size(config: Config, found: Architecture, device: str) -> int:
-    """Bytes of the low-precision copy on a device ("cpu", "cuda"); 0 without one."""
+    """Return bytes of the low-precision copy on a device ("cpu", "cuda"); 0 without one."""
     e = config.rollout.explore
     if e is None or e.precision == "training":
         return 0
@@ -247,7 +247,7 @@ def _vae_bytes(config: Config) -> int:
 
 
 def _offloaded(config: Config, parts: ParameterCounts) -> dict[str, int]:
-    """Bytes that come to the device for a stage; all text encoders come together."""
+    """Return bytes that come to the device for a stage; all text encoders come together."""
     m = config.model
     sizes = {}
     if "text_encoders" in m.offload:
@@ -258,7 +258,7 @@ def _offloaded(config: Config, parts: ParameterCounts) -> dict[str, int]:
 
 
 def _records(config: Config, sizes: Activations, rollout: RolloutSize, nodes: int, world_size: int) -> dict[str, int]:
-    """Bytes of what an iteration draws, and of prompts' encodings."""
+    """Return bytes of what an iteration draws, and of prompts' encodings."""
     e, o, samples = config.rollout.explore, config.objective, rollout.samples
     kept = {"samples and steps": rollout.size(sizes.latents, BYTES[config.rollout.latents_dtype])}
     if e is not None:
@@ -273,13 +273,13 @@ def _records(config: Config, sizes: Activations, rollout: RolloutSize, nodes: in
 
 
 def _candidates(config: Config, rollout: RolloutSize) -> int:
-    """Pictures that are drawn to choose a rollout's samples from."""
+    """Return pictures that are drawn to choose a rollout's samples from."""
     assert config.rollout.explore is not None
     return rollout.samples * config.rollout.explore.candidates // config.rollout.redrawn
 
 
 def _held_out(config: Config) -> int:
-    """Prompts that are held out and looked at."""
+    """Return prompts that are held out and looked at."""
     held_out = config.eval.samples
     if not config.prompts.held_out.startswith("hub:"):
         with suppress(ConfigError):  # the run will say so
@@ -288,7 +288,7 @@ def _held_out(config: Config) -> int:
 
 
 def _stages(config: Config, sizes: Activations) -> dict[str, int]:
-    """Bytes of activations, by stage."""
+    """Return bytes of activations, by stage."""
     r, t, m = config.rollout, config.train, config.model
     guided, eval_guided, before = (
         m.facts.calls_per_step(scale) for scale in (r.guidance_scale, config.eval.guidance_scale, config.kl_guidance)
@@ -308,7 +308,7 @@ def _stages(config: Config, sizes: Activations) -> dict[str, int]:
 
 
 def _gathered(config: Config, found: Architecture, parts: ParameterCounts, world_size: int) -> int:
-    """Bytes of the two blocks that are gathered of all ranks while the network runs."""
+    """Return bytes of the two blocks that are gathered of all ranks while the network runs."""
     if config.train.sharding != "fsdp" or world_size == 1:
         return 0
     number = FLOAT32 if config.model.lora is None else BYTES[config.model.dtype]

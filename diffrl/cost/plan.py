@@ -131,7 +131,7 @@ class PromptCost:
 
 
 def prompt_cost(config: Config, iteration: int) -> PromptCost:
-    """What one prompt costs in a training iteration."""
+    """Return what one prompt costs in a training iteration."""
     r, value = config.rollout, config.credit.value
     branching = r.branching_at(iteration)
     full = range(r.steps)
@@ -276,19 +276,19 @@ def tree_notes(config: Config, evaluations: int) -> list[str]:
 
 
 def even_parts(total: int, parts: int) -> tuple[int, ...]:
-    """`total` in parts that differ by one at most, the larger ones first."""
+    """Return `total` in parts that differ by one at most, the larger ones first."""
     small, larger = divmod(total, parts)
     return (small + 1,) * larger + (small,) * (parts - larger)
 
 
 def plan_json(plan: Plan, more: Mapping[str, Any] | None = None) -> str:
-    """The plan as JSON, with the sum of its network evaluations, and their operations."""
+    """Return the plan as JSON, with the sum of its network evaluations, and their operations."""
     sums = {"total_network_evaluations": plan.total_network_evaluations, "run_flops": plan.run_flops}
     return json.dumps({**asdict(plan), **sums, **(more or {})}, indent=2)
 
 
 def plan_text(plan: Plan, more: Sequence[tuple[str, str]] = (), notes: Sequence[str] = ()) -> str:
-    """The plan as aligned text.
+    """Return the plan as aligned text.
 
     Args:
         plan: the plan.
@@ -346,7 +346,7 @@ def plan_text(plan: Plan, more: Sequence[tuple[str, str]] = (), notes: Sequence[
 
 
 def _host_rows(memory: Memory, world_size: int) -> list[tuple[str, str]]:
-    """Rows of `plan_text` on the computer's memory."""
+    """Return rows of `plan_text` on the computer's memory."""
     host, processes = memory.host, processes_here(world_size)
     largest = max(host.passing, key=lambda name: host.passing[name])
     rows = [("Computer's memory, per process (rough)", size_text(host.each))]
@@ -361,5 +361,5 @@ def _host_rows(memory: Memory, world_size: int) -> list[tuple[str, str]]:
 
 
 def size_text(size: int) -> str:
-    """Bytes in MiB or GiB."""
+    """Return bytes in MiB or GiB."""
     return f"{size / 2**30:.1f} GiB" if size >= 2**30 else f"{size / 2**20:.1f} MiB"

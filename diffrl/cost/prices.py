@@ -39,7 +39,7 @@ class Prices:
     sources: Mapping[str, str] = field(default_factory=lambda: {"trained": ARITHMETIC})
 
     def exploring(self, precision: str) -> float:
-        """Price of one evaluation of the exploring stage.
+        """Return price of one evaluation of the exploring stage.
 
         Args:
             precision: that it runs in.
@@ -58,7 +58,7 @@ class Prices:
         return self.explore[precision]
 
     def cost(self, counts: Mapping[str, float], precision: str | None, checkpointing: bool) -> float:
-        """What training has cost; the on-policy gate, once a run, and held-out evaluations are left out.
+        """Return what training has cost; the on-policy gate, once a run, and held-out evaluations are left out.
 
         Args:
             counts: evaluations by purpose; those of `diffrl.cost.meter.UNGRADED` and "update" count.
@@ -74,11 +74,11 @@ class Prices:
         return low + rest + (self.checkpointed if checkpointing else self.trained) * counts.get("update", 0)
 
     def to_json(self) -> dict[str, Any]:
-        """The table as JSON has it."""
+        """Return the table as JSON has it."""
         return asdict(self)
 
     def told(self) -> str:
-        """The whole table in a sentence, sources included."""
+        """Return the whole table in a sentence, sources included."""
         prices = {"trained": self.trained, **(self.explore or {})}
         each = [f"{name} {price:g} ({self.sources[name]})" for name, price in prices.items()]
         unknown = "; exploring evaluations 1 in any precision" if self.explore is None else ""
@@ -163,5 +163,5 @@ def parse_prices(text: str) -> Prices:
 
 
 def prices_of(data: Mapping[str, Any] | None) -> Prices:
-    """The table that `Prices.to_json` wrote; `EQUAL` where none was."""
+    """Return the table that `Prices.to_json` wrote; `EQUAL` where none was."""
     return EQUAL if data is None else Prices(**data)

@@ -32,7 +32,7 @@ class RolloutSize:
         return RolloutSize(*(value * count // processes for value in vars(self).values()))
 
     def size(self, elements: int, stored: int = FLOAT32) -> int:
-        """Bytes on the device: latents, recorded steps' in `stored` bytes a number; indices, levels, densities.
+        """Return bytes on the device: latents, recorded steps' in `stored` bytes a number; indices, levels, densities.
 
         Args:
             elements: numbers in one sample's latents.
@@ -44,5 +44,5 @@ class RolloutSize:
         return latents + columns
 
     def pictures(self, pixels: int) -> int:
-        """Bytes of the decoded pictures, uint8, which lie in the computer's memory whatever the device is."""
+        """Return bytes of the decoded pictures, uint8, which lie in the computer's memory whatever the device is."""
         return self.samples * 3 * pixels

@@ -125,12 +125,12 @@ class StepCredit(NamedTuple):
 
 
 def with_prompt(reward: Tensor, forest: Forest, centre: Tensor | None, rule: CreditRule) -> Comparison:
-    """Steps compared with all steps of their prompt."""
+    """Return steps compared with all steps of their prompt."""
     return compare(reward, forest.prompt, None, rule.baseline, rule.std, clamp=rule.clamp)
 
 
 def with_depth(reward: Tensor, forest: Forest, centre: Tensor | None, rule: CreditRule) -> Comparison:
-    """Steps compared with those of their prompt that end at the same step of the grid; see `depth_advantage`."""
+    """Return steps compared with those of their prompt that end at the same step of the grid; see `depth_advantage`."""
     return compare(reward, joint_ids(forest.prompt, forest.step), None, rule.baseline, rule.std, clamp=rule.clamp)
 
 
@@ -160,7 +160,7 @@ def assign_credit(
     batch: tuple[Tensor, Tensor] | None = None,
     finished: Tensor | None = None,
 ) -> Credit:
-    """Advantages of a rank's samples and of the steps of their forest.
+    """Return advantages of a rank's samples and of the steps of their forest.
 
     A sample's own advantage is GRPO's, from the rewards of its prompt's samples. Those of steps follow the rule; on
     chains, `outcome` gives every step its sample's advantage (Flow-GRPO, arXiv 2505.05470).
@@ -240,7 +240,7 @@ def assign_credit(
 
 
 def _quotient(compared: Comparison | None, trains: Tensor) -> tuple[Tensor, Tensor]:
-    """Centre and spread, float32, NaN where nothing was compared or nothing trains."""
+    """Return centre and spread, float32, NaN where nothing was compared or nothing trains."""
     if compared is None:
         absent = torch.full(trains.shape, torch.nan)
         return absent, absent
@@ -256,7 +256,7 @@ def kept_edges(
     best: int = 1,
     skipped_steps: Collection[int] = (),
 ) -> Tensor:
-    """Which steps still train after BranchGRPO's pruning (arXiv 2509.06040), of gradients only.
+    """Return which steps still train after BranchGRPO's pruning (arXiv 2509.06040), of gradients only.
 
     `parent_top1` keeps of each parent at the last split the child that is worth most, uniformly fused, the first of
     equals; its siblings go, and all that grows from them (the published code keeps them). Steps before the last split
@@ -288,34 +288,34 @@ def kept_edges(
 
 
 def compared(scored: Scored, rule: CreditRule, reward: Tensor, centre: Tensor | None = None) -> StepCredit:
-    """Advantages of steps that earn `reward` (N,); `centre` (N,) is the worth of nodes in the same unit."""
+    """Return advantages of steps that earn `reward` (N,); `centre` (N,) is the worth of nodes in the same unit."""
     reward = reward.where(scored.fused.isfinite() & (scored.forest.parent >= 0), torch.nan)
     compared = COMPARISONS[rule.normalise](reward, scored.forest, centre, rule)
     return StepCredit(compared.group.advantage, reward, compared)
 
 
 def at_leaves(forest: Forest, amount: Tensor, usable: Tensor) -> Tensor:
-    """(N,) what each usable sample (S,) brings, at the node it grows from; NaN elsewhere."""
+    """Return (N,) what each usable sample (S,) brings, at the node it grows from; NaN elsewhere."""
     absent = amount.new_full(forest.parent.shape, torch.nan)
     return absent.index_put((forest.leaf,), amount.masked_fill(~usable, torch.nan))
 
 
 def _lone(forest: Forest, usable: Tensor) -> Tensor:
-    """(N,) bool, True where no sibling leads to a usable sample: by the leaves such a step adds nothing."""
+    """Return (N,) bool, True where no sibling leads to a usable sample: by the leaves such a step adds nothing."""
     alive = _on_the_way(forest, usable) & (forest.parent >= 0)
     children = torch.bincount(forest.parent[alive], minlength=len(forest.parent))
     return alive & (children[forest.parent.clamp_min(0)] == 1)
 
 
 def _on_the_way(forest: Forest, samples: Tensor) -> Tensor:
-    """(N,) bool, True for the nodes on the paths to the samples (S,) that are True."""
+    """Return (N,) bool, True for the nodes on the paths to the samples (S,) that are True."""
     ends = torch.zeros_like(forest.parent)
     ends[forest.leaf[samples]] = 1
     return sum_below(forest.parent, ends) > 0
 
 
 def _dropped(forest: Forest, reward: Tensor, usable: Tensor, minimum: int) -> Tensor:
-    """(S,) bool, True where too few samples of the sample's prompt are usable."""
+    """Return (S,) bool, True where too few samples of the sample's prompt are usable."""
     if not len(forest):
         return torch.zeros_like(usable)
     table = group_table(reward, forest.sample_prompt, usable)
@@ -323,7 +323,7 @@ def _dropped(forest: Forest, reward: Tensor, usable: Tensor, minimum: int) -> Te
 
 
 def _below_better_children(forest: Forest, values: Tensor) -> Tensor:
-    """(N,) bool, False for the worse children at the last split and for all nodes below them."""
+    """Return (N,) bool, False for the worse children at the last split and for all nodes below them."""
     kept = torch.ones_like(forest.parent, dtype=torch.bool)
     splits = [step for step, children in forest.branching.items() if children > 1]
     if not splits:
@@ -337,7 +337,7 @@ def _below_better_children(forest: Forest, values: Tensor) -> Tensor:
 
 
 def _towards_extremes(forest: Forest, reward: Tensor, usable: Tensor, best: int) -> Tensor:
-    """(N,) bool, True for the nodes on the way to the best and the worst usable samples of each prompt."""
+    """Return (N,) bool, True for the nodes on the way to the best and the worst usable samples of each prompt."""
     samples = torch.nonzero(usable).flatten()
     samples = samples[torch.argsort(reward[samples], descending=True, stable=True)]
     prompt = forest.sample_prompt[samples]

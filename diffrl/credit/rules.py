@@ -83,7 +83,7 @@ OUTCOME = RewardRule(
 
 
 def _fused(scored: Scored, rule: CreditRule) -> StepCredit:
-    """A step earns the fused value of the node in which it ends (BranchGRPO)."""
+    """Return a step earns the fused value of the node in which it ends (BranchGRPO)."""
     from diffrl.credit.assign import compared
 
     return compared(scored, rule, scored.fused, scored.fused)
@@ -124,7 +124,7 @@ INCREMENTAL = RewardRule(
 
 
 def _turning_point(scored: Scored, rule: CreditRule) -> StepCredit:
-    """The same, but the long-term reward where a path turns (TP-GRPO)."""
+    """Return the same, but the long-term reward where a path turns (TP-GRPO)."""
     import torch
 
     from diffrl.credit.assign import compared

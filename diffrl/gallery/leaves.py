@@ -31,7 +31,7 @@ Leaves = Mapping[tuple[int, str], Leaf]
 
 
 def groups_with_trees(run: Path, iteration: int) -> frozenset[int]:
-    """Groups of an iteration whose trees were kept."""
+    """Return groups of an iteration whose trees were kept."""
     return frozenset(group for other, group in list_trees(run) if other == iteration)
 
 

@@ -106,7 +106,7 @@ class Site:
         return self._colours
 
     def source(self, key: str) -> Source:
-        """A source by its key.
+        """Return a source by its key.
 
         Raises:
             GalleryError: there is none (404).
@@ -118,7 +118,7 @@ class Site:
         raise GalleryError(f"There is no run {key!r} in this gallery. It has: {known}.", 404)
 
     def run(self, key: str) -> RunSource:
-        """A run by its key; the only one if the key is empty.
+        """Return a run by its key; the only one if the key is empty.
 
         Raises:
             GalleryError: there is none (404).
@@ -135,7 +135,7 @@ class Site:
         return list_trees(run.path)[-self.options.get("trees", 0) :]
 
     def state(self, key: str) -> tuple[Source, State]:
-        """A state by its key, "demo@eval-80".
+        """Return a state by its key, "demo@eval-80".
 
         Raises:
             GalleryError: there is none (404).
@@ -148,11 +148,11 @@ class Site:
         raise GalleryError(f"{source.title} has no samples of {wanted!r}. Choose another of its evaluations.", 404)
 
     def render(self, template: str, **values: Any) -> str:
-        """A template with the values that it names."""
+        """Return a template with the values that it names."""
         return self.templates.get_template(template).render(**values)
 
     def answer(self, name: str, query: Query) -> Answer:
-        """A page by its name.
+        """Return a page by its name.
 
         Raises:
             GalleryError: there is none, or it cannot be shown.
@@ -164,7 +164,7 @@ class Site:
         return page(self, query)
 
     def message(self, error: GalleryError) -> Answer:
-        """A page that says what is wrong."""
+        """Return a page that says what is wrong."""
         body = self.render("message.html", message=str(error), status=error.status)
         return Answer(body, status=error.status, retry_after=error.retry_after)
 

@@ -25,7 +25,7 @@ settings (`models.shipped`)."""
 
 
 def comfyui_as_diffusers(layer: str) -> str:
-    """ComfyUI's key where it finds a layer by diffusers' own name, parts of its fused layers too.
+    """Return ComfyUI's key where it finds a layer by diffusers' own name, parts of its fused layers too.
 
     Source: github.com/Comfy-Org/ComfyUI, comfy/lora.py (model_lora_keys_unet), comfy/utils.py (*_to_diffusers).
     """
@@ -102,7 +102,7 @@ class Family:
     packages: tuple[str, ...] = ()
 
     def calls_per_step(self, guidance_scale: float) -> int:
-        """Network evaluations that one step of one sample takes."""
+        """Return network evaluations that one step of one sample takes."""
         scale = guidance_scale if self.guidance == "classifier_free" else beside(guidance_scale, self.true_cfg_scale)
         return 2 if scale > 1 else 1
 

@@ -58,7 +58,7 @@ class NftSettings(KlGuidedSettings, SampleSettings):
         return self
 
     def losses(self, context: RunContext) -> list[LossSettings]:
-        """One of finished samples, and one of edges where they train too."""
+        """Return one of finished samples, and one of edges where they train too."""
         nft = NFT(**self.fields_of(context), beta=self.beta)
         losses = [LossSettings(nft, guidance=self.guidance, kl_guidance=self.kl_guidance)]
         if (edges := self.edges) is not None:

@@ -174,7 +174,7 @@ def _names(rewards: Sequence[RewardSettings]) -> str:
 
 
 def _lacks(reward: RewardSettings) -> str:
-    """What of a reward is not here, to go on after its name."""
+    """Return what of a reward is not here, to go on after its name."""
     if missing_package(reward):
         return " (its package is not here)"
     return " (weights not here yet)" if weights_away(reward) else ""

@@ -50,7 +50,7 @@ class WeightedScorer:
     timeout: float | None = None
 
     def share(self, raw: Tensor) -> Tensor:
-        """What raw scores add to the total."""
+        """Return what raw scores add to the total."""
         return scaled_reward(raw, self.shift, self.scale, self.weight)
 
 
@@ -102,7 +102,7 @@ class Scoring:
         self._pictures = {row: part for row, part in self._pictures.items() if row + len(part) > needed}
 
     def _media(self, rows: Sequence[int]) -> Tensor:
-        """Images of these rows; a view where they came together, so that several scorers share them."""
+        """Return images of these rows; a view where they came together, so that several scorers share them."""
         for first, part in self._pictures.items():
             if first <= rows[0] and rows[-1] < first + len(part) and list(rows) == list(range(rows[0], rows[-1] + 1)):
                 return part[rows[0] - first : rows[-1] + 1 - first]

@@ -16,7 +16,7 @@ from diffrl.rollout.noise import noise_at
 
 
 def inner_nodes(forest: Forest) -> Tensor:
-    """Nodes (M,) int64, ascending, that noise still lies ahead of; of all others the end is known."""
+    """Return nodes (M,) int64, ascending, that noise still lies ahead of; of all others the end is known."""
     inner = torch.zeros(len(forest.parent), dtype=torch.bool)
     inner[forest.parent[forest.parent >= 0]] = True
     return torch.nonzero(inner).flatten()

@@ -37,7 +37,7 @@ def batched_velocity(
     guidance_scale: float,
     micro_batch: int,
 ) -> Tensor:
-    """Velocities (B, ...) of latents (B, ...), at most `micro_batch` samples a network call.
+    """Return velocities (B, ...) of latents (B, ...), at most `micro_batch` samples a network call.
 
     Args:
         adapter: the model.
@@ -104,7 +104,7 @@ class Sampler:
         return tuple(range(len(self.sigmas)) if self.levels is None else self.levels)
 
     def rounded(self, latents: Tensor) -> Tensor:
-        """Latents (B, ...) as they can be stored, in the dtype that they have."""
+        """Return latents (B, ...) as they can be stored, in the dtype that they have."""
         return latents.to(self.latents_dtype).to(latents.dtype)
 
 
@@ -239,7 +239,7 @@ def denoise(
 
 
 def _stages(forest: Forest, roots: int, device: torch.device) -> list[_Stage]:
-    """The stages of a forest; what the device must know of all of them goes there in one copy."""
+    """Return the stages of a forest; what the device must know of all of them goes there in one copy."""
     known, nodes = [], torch.arange(roots)
     for step in (*sorted(forest.branching), None):
         children = nodes[:0] if step is None else torch.nonzero(forest.step == step).flatten()
@@ -274,7 +274,7 @@ def _draws(
 
 
 def _noise(paths: Sequence[Address], parents: Sequence[Address], shape: tuple[int, ...], correlation: float) -> Tensor:
-    """Noise (M, *shape) of nodes at M addresses, the children of one address correlated."""
+    """Return noise (M, *shape) of nodes at M addresses, the children of one address correlated."""
     noise = noise_at(paths, shape)
     if math.isinf(correlation):
         return noise
@@ -287,7 +287,7 @@ def _noise(paths: Sequence[Address], parents: Sequence[Address], shape: tuple[in
 def _branch(
     stage: _Stage, noise: Tensor, x: Tensor, velocity: Tensor, sigma: Tensor, sigma_next: Tensor, sampler: Sampler
 ) -> Branch:
-    """The children of a level's nodes."""
+    """Return the children of a level's nodes."""
     assert sampler.transition is not None
     mean, std = sampler.transition(x, velocity, sigma, sigma_next)
     mean, std = mean[stage.parents], std.expand(len(x), *std.shape[1:])[stage.parents]

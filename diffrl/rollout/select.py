@@ -73,7 +73,7 @@ def _select(method: str, proxy: Tensor, keep: int, order: Tensor, parent: Tensor
 
 
 def own_selection(name: str, rewards: Tensor, keep: int) -> Selection:
-    """What a function of the user's own chooses, held against the rules of a choice.
+    """Return what a function of the user's own chooses, held against the rules of a choice.
 
     Args:
         name: "module:function"; it is called with a copy of the rewards, and `keep`.
@@ -111,7 +111,7 @@ def own_selection(name: str, rewards: Tensor, keep: int) -> Selection:
 
 
 def _whole_numbers(indices: Any) -> list[int] | None:
-    """Indices in whatever sequence they come; None if they are none."""
+    """Return indices in whatever sequence they come; None if they are none."""
     values: Any = indices.tolist() if hasattr(indices, "tolist") else indices
     if not isinstance(values, Sequence) or not all(type(value) is int for value in values):
         return None

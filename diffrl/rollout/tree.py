@@ -18,7 +18,7 @@ SHARED = -1
 
 
 def plan_forest(prompts: int, roots: int, branching: Mapping[int, int]) -> Forest:
-    """Every tree of every prompt, whole.
+    """Return every tree of every prompt, whole.
 
     Args:
         prompts: P.
@@ -44,7 +44,7 @@ def plan_forest(prompts: int, roots: int, branching: Mapping[int, int]) -> Fores
 
 
 def chains(prompt: Tensor) -> Forest:
-    """One deterministic chain per sample.
+    """Return one deterministic chain per sample.
 
     Args:
         prompt: (S,) int64 row of each sample's prompt.
@@ -54,7 +54,7 @@ def chains(prompt: Tensor) -> Forest:
 
 
 def paths_to(forest: Forest, samples: Tensor) -> Tensor:
-    """(N,) bool, the nodes on the paths to some samples.
+    """Return (N,) bool, the nodes on the paths to some samples.
 
     Args:
         forest: any.
@@ -70,7 +70,7 @@ def paths_to(forest: Forest, samples: Tensor) -> Tensor:
 
 
 def subset(forest: Forest, samples: Tensor) -> Forest:
-    """The paths to some samples: their nodes alone, under the same addresses and so with the same noise.
+    """Return the paths to some samples: their nodes alone, under the same addresses and so with the same noise.
 
     Args:
         forest: any.
@@ -85,7 +85,7 @@ def subset(forest: Forest, samples: Tensor) -> Forest:
 
 
 def prompt_chunks(forest: Forest, at_once: int | None) -> list[Tensor]:
-    """Rows of the samples of every few prompts.
+    """Return rows of the samples of every few prompts.
 
     Args:
         forest: any.
@@ -97,7 +97,7 @@ def prompt_chunks(forest: Forest, at_once: int | None) -> list[Tensor]:
 
 
 def root_addresses(forest: Forest, batch: PromptBatch, seed: int) -> list[Address]:
-    """Addresses of the forest's initial noises, in the order of its roots."""
+    """Return addresses of the forest's initial noises, in the order of its roots."""
     rows = torch.nonzero(forest.parent < 0).flatten()
     return [
         Address("train", seed, batch.iteration, batch.groups[p], r)
@@ -106,7 +106,7 @@ def root_addresses(forest: Forest, batch: PromptBatch, seed: int) -> list[Addres
 
 
 def sample_paths(forest: Forest) -> list[tuple[int, ...]]:
-    """The child taken at each split on the way to each sample; () for chains."""
+    """Return the child taken at each split on the way to each sample; () for chains."""
     paths: list[tuple[int, ...]] = []
     for parent, step, child in zip(forest.parent.tolist(), forest.step.tolist(), forest.child.tolist(), strict=True):
         before = paths[parent] if parent >= 0 else ()

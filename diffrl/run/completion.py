@@ -158,7 +158,7 @@ def _close(journal: Journal) -> None:
 
 
 def describe(report: PrecisionReport) -> str:
-    """What explores, in one line; what the user should know of it in further ones."""
+    """Return what explores, in one line; what the user should know of it in further ones."""
     flops = "" if report.flops_quantised is None else f" and {report.flops_quantised:.0%} of the FLOPs"
     lines = [
         f"Exploring in {report.precision} ({report.engine}): {report.parameters_quantised:.0%} of the parameters"

@@ -100,7 +100,7 @@ class TrainingRun:
         pulse.begin(title, iteration_totals(self.trainer.session.plan, self.config))
 
     def _asked_to_stop(self) -> Interruption | None:
-        """Why the run is to end here, whichever rank was asked; None if none was."""
+        """Return why the run is to end here, whichever rank was asked; None if none was."""
         ranks = self.trainer.ranks
         if ranks.any(self.stop.received):
             self.stop.answer()
@@ -158,7 +158,7 @@ class TrainingRun:
         return {**unknown, **{f"held_out/{name}": value for name, value in evaluation.means.items()}, **compared}
 
     def _scores(self, row: Metrics) -> Metrics:
-        """The means of an evaluation's rewards, by their names."""
+        """Return the means of an evaluation's rewards, by their names."""
         return {reward.key: row[f"held_out/{reward.key}"] for reward in self.config.eval.rewards}
 
     def save(self) -> None:
@@ -172,7 +172,7 @@ class TrainingRun:
 
 
 def start_line(session: Session) -> str:
-    """The model, what is trained of it, the samples of an iteration, the machine and the precision."""
+    """Return the model, what is trained of it, the samples of an iteration, the machine and the precision."""
     c, ranks = session.config, session.ranks.world
     trained = sum(p.numel() for p in session.policy.parameters.values())
     lora = "all of the transformer" if c.model.lora is None else f"a LoRA of rank {c.model.lora.rank}"
@@ -185,7 +185,7 @@ def start_line(session: Session) -> str:
 
 
 def iteration_totals(plan: Plan, config: Config) -> dict[str, int]:
-    """What one process does in an iteration, on average, as `diffrl.pulse` counts it."""
+    """Return what one process does in an iteration, on average, as `diffrl.pulse` counts it."""
     shares = plan.iterations * plan.world_size
     asked = {name: plan.velocities[name] // shares for name in (*UNGRADED, "update")}
     sampling = ("explore", "rollout", "values", "old")
@@ -200,7 +200,7 @@ def iteration_totals(plan: Plan, config: Config) -> dict[str, int]:
 
 
 def evaluation_totals(plan: Plan, config: Config) -> dict[str, int]:
-    """The same of a held-out evaluation."""
+    """Return the same of a held-out evaluation."""
     samples = config.eval.samples // plan.world_size
     return {
         "evaluation": samples * config.eval.steps,

@@ -22,7 +22,7 @@ Place = tuple[int, int]
 
 
 def totals_at_first(store: SampleStore, iteration: int) -> dict[Place, float | None] | None:
-    """What the samples with a picture scored at the run's first evaluation; None if `iteration` is the first.
+    """Return what the samples with a picture scored at the run's first evaluation; None if `iteration` is the first.
 
     Args:
         store: of the run.
@@ -42,7 +42,7 @@ def pictured(
     before: Mapping[Place, float | None] | None,
     fps: float,
 ) -> list[StoredSample]:
-    """Every rank's samples, with the pictures that are kept; all ranks take part.
+    """Return every rank's samples, with the pictures that are kept; all ranks take part.
 
     Exact are `most` pictures spread over the first rank's samples, for it alone writes, and those of its samples that
     changed most. Of other ranks' samples, and of all others at the first evaluation, there are illustrations, which
@@ -84,7 +84,7 @@ def pictured(
 
 
 def stored(iteration: int, evaluation: Evaluation, rewards: Sequence[Mapping[str, float]]) -> list[StoredSample]:
-    """A rank's samples of an evaluation, without pictures."""
+    """Return a rank's samples of an evaluation, without pictures."""
     return [
         StoredSample(
             stage="eval",
@@ -104,7 +104,7 @@ def stored(iteration: int, evaluation: Evaluation, rewards: Sequence[Mapping[str
 
 
 def _illustrated(media: Tensor, fps: float) -> bytes:
-    """A picture or a clip as an illustration of a tree is kept: small, WebP."""
+    """Return a picture or a clip as an illustration of a tree is kept: small, WebP."""
     with TemporaryDirectory() as folder:
         file = Path(folder) / "small.webp"
         save_illustration(illustration(media), file, fps * pace(media))

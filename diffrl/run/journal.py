@@ -216,18 +216,18 @@ class Journal:
 
 
 def random_group(rank: int) -> str:
-    """What a checkpoint calls a rank's random generators."""
+    """Return what a checkpoint calls a rank's random generators."""
     return "random" if rank == 0 else f"random-{rank:05d}"
 
 
 def _columns(values: Mapping[str, torch.Tensor]) -> list[dict[str, float]]:
-    """One mapping a sample from one tensor a name."""
+    """Return one mapping a sample from one tensor a name."""
     lists = {name: tensor.tolist() for name, tensor in values.items()}
     return [dict(zip(lists, row, strict=True)) for row in zip(*lists.values(), strict=True)]
 
 
 def _flatten(tree: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
-    """Nested mappings as one, keys joined by dots."""
+    """Return nested mappings as one, keys joined by dots."""
     flat: dict[str, Any] = {}
     for key, value in tree.items():
         flat.update(_flatten(value, f"{prefix}{key}.") if isinstance(value, Mapping) else {f"{prefix}{key}": value})

@@ -57,7 +57,7 @@ def begin_with(config: Config, run: Path, choice: Choice, report: Callable[[str]
 
 
 def pin_initial(config: Config) -> Config:
-    """The configuration with the sha256 of what it begins with, so that resuming begins with nothing else.
+    """Return the configuration with the sha256 of what it begins with, so that resuming begins with nothing else.
 
     Raises:
         ConfigError: there is no such run, checkpoint or file, it is of another model, or is not what the sha256 says.
@@ -115,7 +115,7 @@ def origin(config: Config) -> dict[str, Any]:
 
 
 def begins_elsewhere(config: Config) -> bool:
-    """Whether a run's first weights are other than its pipeline's own."""
+    """Return whether a run's first weights are other than its pipeline's own."""
     return config.model.init_from is not None or config.model.lora_start is not None
 
 
@@ -174,7 +174,7 @@ def _with(config: Config, begun: InitSettings) -> Config:
 
 
 def pin_start(config: Config) -> Config:
-    """The configuration with the sha256 of its model.lora.start, so that resuming begins with nothing else.
+    """Return the configuration with the sha256 of its model.lora.start, so that resuming begins with nothing else.
 
     Raises:
         ConfigError: there is no such file, or it is not what the sha256 says.
@@ -251,13 +251,13 @@ def _same_files(start: LoraStartSettings, networks: Sequence[str]) -> tuple[dict
 
 
 def _networks(model: ModelSettings) -> tuple[str, ...]:
-    """The names of the networks that a pipeline trains; of one that is not here, one."""
+    """Return the names of the networks that a pipeline trains; of one that is not here, one."""
     known = describe_pipeline(model.path)
     return ("transformer",) if known is None else known.networks
 
 
 def _named(lora: LoraWeights, prefix: str, alpha: float) -> dict[str, Tensor]:
-    """A LoRA's weights by the names that they have in a policy whose LoRA has this alpha."""
+    """Return a LoRA's weights by the names that they have in a policy whose LoRA has this alpha."""
     down = {f"{prefix}{layer}{DOWN}": tensor for layer, tensor in lora.down.items()}
     return down | {f"{prefix}{layer}{UP}": b * (lora.alpha[layer] / alpha) for layer, b in lora.up.items()}
 

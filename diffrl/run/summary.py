@@ -35,7 +35,7 @@ PICTURE_SIZE = 96
 
 
 def short_name(reward: str) -> str:
-    """What a held-out reward is called in the summary."""
+    """Return what a held-out reward is called in the summary."""
     return SHORT_NAMES.get(reward, reward)
 
 
@@ -116,7 +116,7 @@ def write_before_after(
 
 
 def _passed(value: float | None, good: float) -> bool | None:
-    """A mark for rewards that pass or fail; none for others."""
+    """Return a mark for rewards that pass or fail; none for others."""
     return None if value not in (0.0, 1.0) else value == good
 
 
@@ -220,7 +220,7 @@ def program() -> str:
 
 
 def timing_table(seconds: Mapping[str, float]) -> Table:
-    """Seconds of the iterations by phase and their shares; what lies outside iterations apart."""
+    """Return seconds of the iterations by phase and their shares; what lies outside iterations apart."""
     total = sum(seconds.get(phase, 0.0) for phase in PHASES)
     table = Table(title="Time of the iterations", title_justify="left")
     shown = [phase for phase in PHASES if phase in ALWAYS or seconds.get(phase)]

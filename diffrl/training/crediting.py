@@ -88,7 +88,7 @@ class Crediting:
         }
 
     def rule(self) -> CreditRule:
-        """The credit section as the pure functions take it."""
+        """Return the credit section as the pure functions take it."""
         c = self.config.credit
         return CreditRule(
             reward=c.reward,
@@ -104,7 +104,7 @@ class Crediting:
         )
 
     def grad_mask(self, samples: Samples, credit: Credit) -> Tensor:
-        """(N,) bool, False for nodes whose edges pruning takes out of the gradient.
+        """Return (N,) bool, False for nodes whose edges pruning takes out of the gradient.
 
         Where a reference pulls at every step, those that lead to no used sample are out too: what was drawn only to
         check the ranking, or could not be scored, trains nothing. Elsewhere they have no credit to train with.
@@ -154,7 +154,7 @@ class Crediting:
         return values
 
     def _gdpo(self, iteration: int, table: RewardTable, groups: Tensor, usable: Tensor) -> Tensor:
-        """Each reward normalised in its group before it is weighted; the batch is all ranks' samples."""
+        """Return each reward normalised in its group before it is weighted; the batch is all ranks' samples."""
         scorers = [scorer for scorer in self.session.scorers_at(iteration) if scorer.weight != 0]
         rewards = torch.stack([scaled_reward(table.raw[s.name], s.shift, s.scale) for s in scorers], dim=1)
         ranks = self.session.ranks
@@ -203,7 +203,7 @@ class Crediting:
 
 
 def _log_prob(rollout: Rollout) -> Tensor:
-    """(N,) density of the edge that ends in each node, 0 at roots."""
+    """Return (N,) density of the edge that ends in each node, 0 at roots."""
     density = torch.zeros(len(rollout.forest.parent))
     density[rollout.edges.node.cpu()] = rollout.edges.old_log_prob.cpu()
     return density

@@ -71,7 +71,7 @@ def draw(
     stream: str,
     each: Sink = ignore,
 ) -> tuple[list[Address], Tensor]:
-    """Held-out samples, each from the noise of its place.
+    """Return held-out samples, each from the noise of its place.
 
     Args:
         adapter: the policy.

@@ -24,7 +24,7 @@ def make_explorer(
     batches: Sequence[int],
     compile: bool = False,
 ) -> PolicyCopy:
-    """A checked copy: a whole forward of one sample, then every matrix product of the rollout's batch sizes.
+    """Return a checked copy: a whole forward of one sample, then every matrix product of the rollout's batch sizes.
 
     Args:
         policy: what is copied.
@@ -46,7 +46,7 @@ def make_explorer(
 
 
 def _trial(copy: PolicyCopy, adapter: ModelAdapter, guidance_scale: float) -> Callable[[], None]:
-    """Runs the copy on one sample in place of the adapter's transformer."""
+    """Return runs the copy on one sample in place of the adapter's transformer."""
     if isinstance(adapter, EditingAdapter):
         grey = torch.full((3, adapter.height, adapter.width), 128, dtype=torch.uint8)
         conditioning = adapter.encode_edits(["a picture"], [grey])

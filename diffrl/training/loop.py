@@ -69,12 +69,12 @@ class Trainer:
         self._missed = 0
 
     def iterations(self) -> Iterator[Iteration]:
-        """All that are left. Let go of each before asking for the next, or the samples of two are in memory."""
+        """Yield all that are left. Let go of each before asking for the next, or the samples of two are in memory."""
         while self.iteration < self.config.run.iterations:
             yield self.iterate()
 
     def iterate(self) -> Iteration:
-        """One iteration: the stations in their order."""
+        """Return one iteration: the stations in their order."""
         s = self.session
         batch = self.next_batch()
         conditioning = self.encoded(batch)
@@ -104,7 +104,7 @@ class Trainer:
         return Iteration(self.iteration, samples, credit, grad_mask, metrics, trees)
 
     def compilation(self) -> Metrics:
-        """How many graphs torch.compile has made of the policy, and what it left out, which is told once."""
+        """Return how many graphs torch.compile has made of the policy, and what it left out, which is told once."""
         compiled = [blocks for network in self.session.policy.networks() if (blocks := compiled_blocks(network))]
         missed = list(dict.fromkeys(why for blocks in compiled for why in blocks.missed))
         for why in missed[self._missed :]:
@@ -120,7 +120,7 @@ class Trainer:
         return prompt_batch(self.session.prompts, c.prompts.per_iteration, c.run.seed, self.iteration, rank, world)
 
     def encoded(self, batch: PromptBatch) -> Conditioning:
-        """The batch's prompts as the network takes them, one row a prompt.
+        """Return the batch's prompts as the network takes them, one row a prompt.
 
         Raises:
             SourceError: an image to edit cannot be read any more; on all ranks. Nothing was drawn yet.
@@ -138,7 +138,7 @@ class Trainer:
         return conditioning
 
     def evaluate(self) -> Evaluation:
-        """Held-out prompts from held-out noise; with an EMA, the averaged weights are what is evaluated."""
+        """Return held-out prompts from held-out noise; with an EMA, the averaged weights are what is evaluated."""
         s, c = self.session, self.config
         ema = self.updater.ema
         averaged = ema.applied() if ema else nullcontext()
@@ -160,7 +160,7 @@ class Trainer:
         return evaluation
 
     def compare(self, evaluation: Evaluation) -> Metrics:
-        """An evaluation against the best so far, as the reward-hacking monitor sees it."""
+        """Return an evaluation against the best so far, as the reward-hacking monitor sees it."""
         weighted = self.session.scorers_at(max(self.iteration - 1, 0))
         return self.hacking.compare(evaluation, self.config.eval.samples, weighted)
 
@@ -170,13 +170,13 @@ class Trainer:
         return self.encode(self.session.eval_prompts)
 
     def counts(self) -> dict[str, float]:
-        """What the run has asked for since it began, over all ranks, as `CostMeter.state` names it."""
+        """Return what the run has asked for since it began, over all ranks, as `CostMeter.state` names it."""
         counts = self.session.meter.state()
         joined = self.ranks.sum(torch.tensor([float(count) for count in counts.values()])).tolist()
         return {name: value + self._counts_before.get(name, 0.0) for name, value in zip(counts, joined, strict=True)}
 
     def peak_memory(self) -> int:
-        """The most memory that this rank's process, or one that it resumed, has held, in bytes."""
+        """Return the most memory that this rank's process, or one that it resumed, has held, in bytes."""
         return max(self._peak_before, peak_bytes(self.session.device))
 
     def state(self) -> dict[str, Any]:

@@ -28,7 +28,7 @@ def make_scorers(
     copies: Copies | None = None,
     first: int = 0,
 ) -> list[WeightedScorer]:
-    """The configured scorers, on their devices, for pictures or for videos of `fps` frames per second.
+    """Return the configured scorers, on their devices, for pictures or for videos of `fps` frames per second.
 
     Args:
         settings: a list of rewards.

@@ -49,7 +49,7 @@ def trained_edges(objective: ObjectiveSettings, rollout: Rollout, credit: Credit
 
 
 def trained_samples(objective: ObjectiveSettings, credit: Credit) -> Tensor:
-    """(S,) bool, the samples that were in the loss as a whole with a weight: used, and credited or pulled."""
+    """Return (S,) bool, the samples that were in the loss as a whole with a weight: used, and credited or pulled."""
     if not objective.trains_samples:
         return torch.zeros_like(credit.used)
     return credit.used if objective.trains_uncredited("samples") else credit.used & (credit.outcome != 0)
@@ -65,7 +65,7 @@ def sketch(
     rule: Mapping[str, Any],
     weights: Mapping[str, Mapping[str, float]],
 ) -> Sketch:
-    """One prompt's tree: the pool's where there is one, else the rollout's.
+    """Return one prompt's tree: the pool's where there is one, else the rollout's.
 
     Args:
         config: of the run.
@@ -209,12 +209,12 @@ def _turns(detail: CreditDetail, places: Sequence[int]) -> dict[int, dict[int, b
 
 
 def reworded(reason: str, number: Mapping[int, int]) -> str:
-    """A reason that names a node of the whole pool, with the node's number in the record instead."""
+    """Return a reason that names a node of the whole pool, with the node's number in the record instead."""
     return NODE.sub(lambda match: f"node {number[int(match[1])]}", reason)
 
 
 def _digits(value: float) -> float:
-    """A float32 in the digits that it has."""
+    """Return a float32 in the digits that it has."""
     return float(f"{value:.8g}")
 
 

@@ -93,7 +93,7 @@ def _affordable(sketch: Sketch, effects: UpdateEffects | None, left: int) -> tup
 
 
 def pictured(record: TreeRecord) -> list[int]:
-    """Inner nodes that were drawn, those first whose pictures tell most.
+    """Return inner nodes that were drawn, those first whose pictures tell most.
 
     That is the path to the best sample, then to the worst, the second best, and so on; last, in the order of the nodes,
     what leads to no scored sample.

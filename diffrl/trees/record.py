@@ -206,7 +206,7 @@ class TreeRecord:
         return tree_name(self.iteration, self.group)
 
     def children(self) -> dict[int | None, list[TreeNode]]:
-        """Nodes by the id of their parent, None for roots."""
+        """Return nodes by the id of their parent, None for roots."""
         children: dict[int | None, list[TreeNode]] = {}
         for node in self.nodes:
             children.setdefault(node.parent, []).append(node)
@@ -217,17 +217,17 @@ TREES, DOCUMENT = "trees", "tree.json"
 
 
 def tree_name(iteration: int, group: int) -> str:
-    """The folder of a tree below trees/."""
+    """Return the folder of a tree below trees/."""
     return f"{iteration:06d}-{group}"
 
 
 def node_picture(node: int) -> str:
-    """The file of a node's picture."""
+    """Return the file of a node's picture."""
     return f"node-{node}.webp"
 
 
 def proxy_picture(node: int) -> str:
-    """The file of the cheaply generated picture of the candidate that grows from a node."""
+    """Return the file of the cheaply generated picture of the candidate that grows from a node."""
     return f"proxy-{node}.webp"
 
 
@@ -236,5 +236,5 @@ EFFECT_IMAGES = ("before", "aim", "after")
 
 
 def effect_image(which: str, node: int) -> str:
-    """The file of one of `EFFECT_IMAGES` at a node."""
+    """Return the file of one of `EFFECT_IMAGES` at a node."""
     return f"{which}-{node}.webp"

@@ -45,14 +45,14 @@ class TreeRecorder:
     writes: bool = True
 
     def tracer(self, batch: PromptBatch) -> Tracer | None:
-        """An observer for the drawing of a batch; None in iterations that keep no trees."""
+        """Return an observer for the drawing of a batch; None in iterations that keep no trees."""
         trees = self.config.track.trees
         if trees is None or not self.writes or not keeps_trees(self.config, batch.iteration):
             return None
         return Tracer(min(trees.prompts, len(batch.prompts)), trees.pictures, self.clock)
 
     def velocities(self, trace: Trace | None, conditioning: Conditioning) -> Tensor | None:
-        """(O, ...) velocities at the origins of the traced steps, under the weights as they are now.
+        """Return (O, ...) velocities at the origins of the traced steps, under the weights as they are now.
 
         None without a trace or stochastic steps.
 
@@ -66,7 +66,7 @@ class TreeRecorder:
             return origin_velocities(trace.edges, predict, r.micro_batch)
 
     def densities(self, trace: Trace, velocity: Tensor) -> Tensor:
-        """(E,) density of the traced steps by the velocities (O, ...) at their origins."""
+        """Return (E,) density of the traced steps by the velocities (O, ...) at their origins."""
         assert self.transition is not None
         return densities_under(trace.edges, velocity, self.transition, self.config.rollout.micro_batch)
 

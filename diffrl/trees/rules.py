@@ -12,7 +12,7 @@ from diffrl.rewards.score import WeightedScorer
 
 
 def rule_of(config: Config, edges: Edges, skipped: int = 0, learning_rate: float | None = None) -> dict[str, Any]:
-    """`TreeRecord.rule` of an iteration.
+    """Return `TreeRecord.rule` of an iteration.
 
     Args:
         config: of the run.
@@ -50,5 +50,5 @@ def rule_of(config: Config, edges: Edges, skipped: int = 0, learning_rate: float
 
 
 def weights_of(scorers: Sequence[WeightedScorer]) -> dict[str, dict[str, float]]:
-    """`TreeRecord.weights` of the rewards that an iteration asks."""
+    """Return `TreeRecord.weights` of the rewards that an iteration asks."""
     return {s.name: {"weight": float(s.weight), "shift": float(s.shift), "scale": float(s.scale)} for s in scorers}

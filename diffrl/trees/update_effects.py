@@ -46,7 +46,7 @@ class UpdateEffects:
         return row if row is not None and self.effect[row].size != 0 else None
 
     def predictions(self, row: int) -> Tensor:
-        """(3, ...) latents before the updates, as asked for, and after them."""
+        """Return (3, ...) latents before the updates, as asked for, and after them."""
         before = self.before[row]
         return torch.stack([before, before + ETA * self.direction[row], self.after[row]]).to(self.dtype)
 
@@ -60,7 +60,7 @@ def update_effects_of(
     before: Tensor,
     after: Tensor,
 ) -> UpdateEffects | None:
-    """The kept prompts' splits; None where no loss trains nodes.
+    """Return the kept prompts' splits; None where no loss trains nodes.
 
     Args:
         trace: what was seen of the iteration's first prompts.
@@ -87,7 +87,7 @@ def update_effects_of(
 
 
 def with_update_effects(sketch: Sketch, effects: UpdateEffects | None) -> Sketch:
-    """A tree with the records of its splits."""
+    """Return a tree with the records of its splits."""
     if effects is None:
         return sketch
     number = {row: i for i, row in enumerate(sketch.node) if row >= 0}
@@ -100,13 +100,13 @@ def with_update_effects(sketch: Sketch, effects: UpdateEffects | None) -> Sketch
 
 
 def _clean(examples: NodeExamples, velocity: Tensor) -> Tensor:
-    """(U, ...) float32 clean latents that velocities predict at the nodes."""
+    """Return (U, ...) float32 clean latents that velocities predict at the nodes."""
     sigma = examples.sigma.float().view(-1, *[1] * (velocity.ndim - 1))
     return examples.latents.float() - sigma * velocity
 
 
 def _effect(examples: NodeExamples, row: int, moved: Tensor, pulls: Mapping[int, float], children: int) -> UpdateEffect:
-    """The record of one node; `moved` (...) float64 is how far the updates moved its prediction."""
+    """Return the record of one node; `moved` (...) float64 is how far the updates moved its prediction."""
     wanted = examples.direction[row].double()
     norms = float(wanted.norm() * moved.norm())
     return UpdateEffect(
@@ -133,7 +133,7 @@ def _compared(
 
 
 def _weights(rollout: Rollout, credit: Credit, samples: Sequence[tuple[int, int]]) -> tuple[dict[int, float], int]:
-    """Weights of the samples (sample, child) below one node in its direction, and how many children they have.
+    """Return weights of the samples (sample, child) below one node in its direction, and how many children they have.
 
     The direction is linear in the samples, so its weights are the direction of unit vectors in their place.
     """
@@ -145,5 +145,5 @@ def _weights(rollout: Rollout, credit: Credit, samples: Sequence[tuple[int, int]
 
 
 def _digits(value: Tensor) -> float:
-    """A number in the digits that it has as a float32."""
+    """Return a number in the digits that it has as a float32."""
     return float(f"{float(value):.8g}")

@@ -20,7 +20,7 @@ class Unreadable(ValueError):  # noqa: N818 - a reason, not yet a message
 
 
 def read_text(path: Path, most: int, encoding: str = "utf-8", errors: str = "strict") -> str:
-    """The text of a file.
+    """Return the text of a file.
 
     Args:
         path: of the file; a link is followed.
@@ -48,7 +48,7 @@ def require_utf8(text: str) -> None:
 
 
 def read_bytes(path: Path, most: int) -> bytes:
-    """The bytes of a file; see `read_text`."""
+    """Return the bytes of a file; see `read_text`."""
     try:
         size = require_file(path)
         data = b""
@@ -94,7 +94,7 @@ def _decoded(data: bytes, encoding: str, errors: str) -> str:
 
 
 def parse_json(text: str) -> Any:
-    """The value of a JSON text.
+    """Return the value of a JSON text.
 
     Raises:
         Unreadable: it is no JSON, nested too deep, or holds half of a surrogate pair, which no file can store.

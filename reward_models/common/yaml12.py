@@ -23,7 +23,7 @@ SURROGATE = re.compile("[\ud800-\udfff]")
 
 
 def load_yaml(text: str) -> Any:
-    """The value of a YAML text; its lists and mappings are its own, where aliases name one twice.
+    """Return the value of a YAML text; its lists and mappings are its own, where aliases name one twice.
 
     Raises:
         Unreadable: it is no YAML, or too large.
@@ -77,7 +77,7 @@ class Loader(yaml.SafeLoader):
         self._sizes: dict[int, int] = {}
 
     def compose_node(self, parent: yaml.Node | None, index: Any) -> yaml.Node | None:
-        """A node, counted with all below it; an alias counts as much as what it names."""
+        """Return a node, counted with all below it; an alias counts as much as what it names."""
         event, before = self.peek_event(), self._nodes
         node = super().compose_node(parent, index)
         if isinstance(event, yaml.AliasEvent) and id(node) not in self._sizes:
@@ -92,7 +92,7 @@ class Loader(yaml.SafeLoader):
         return node
 
     def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Any, Any]:
-        """A mapping whose keys all differ."""
+        """Return a mapping whose keys all differ."""
         seen: dict[Any, int] = {}
         for key_node, _ in node.value:
             key, line = key_node.value, key_node.start_mark.line + 1

@@ -26,7 +26,7 @@ SIDE = 224
 
 
 def normalise(images: Tensor, mean: tuple[float, ...] = MEAN, std: tuple[float, ...] = STD) -> Tensor:
-    """(x - mean) / std of images (B, 3, H, W) in [0, 1]."""
+    """Return (x - mean) / std of images (B, 3, H, W) in [0, 1]."""
     shape = (1, 3, 1, 1)
     return (images - images.new_tensor(mean).view(shape)) / images.new_tensor(std).view(shape)
 
@@ -71,7 +71,7 @@ class CenterCrop:
 
 
 def center_crop_of(source: str, reward: str) -> CenterCrop:
-    """What a transformers processor's configuration asks for.
+    """Return what a transformers processor's configuration asks for.
 
     Args:
         source: directory or hub id with a preprocessor_config.json.

@@ -22,11 +22,11 @@ class Towers(Protocol):
     device: torch.device
 
     def images(self, media: Tensor) -> Tensor:
-        """Embeddings (B, D) of uint8 images (B, 3, H, W); not normalised."""
+        """Return embeddings (B, D) of uint8 images (B, 3, H, W); not normalised."""
         ...
 
     def texts(self, prompts: Sequence[str]) -> Tensor:
-        """Embeddings (N, D) of N prompts; not normalised."""
+        """Return embeddings (N, D) of N prompts; not normalised."""
         ...
 
     def to(self, device: str | torch.device) -> None:
@@ -35,12 +35,12 @@ class Towers(Protocol):
 
 
 def unit(embeddings: Tensor) -> Tensor:
-    """Embeddings at length 1, in float32 whatever the model computes in."""
+    """Return embeddings at length 1, in float32 whatever the model computes in."""
     return functional.normalize(embeddings.float(), dim=-1)
 
 
 def similarity(towers: Towers, batch: RewardBatch) -> Tensor:
-    """Cosines (B,) of each image with its prompt, float32. Equal prompts are embedded once."""
+    """Return cosines (B,) of each image with its prompt, float32. Equal prompts are embedded once."""
     row_of = {prompt: row for row, prompt in enumerate(dict.fromkeys(batch.prompts))}
     rows = [row_of[prompt] for prompt in batch.prompts]
     with inference(towers.device):
@@ -86,7 +86,7 @@ class TransformersClip:
         self.dtype, self.device = dtype, torch.device("cpu")
 
     def images(self, media: Tensor) -> Tensor:
-        """Embeddings (B, D) of uint8 images (B, 3, H, W); not normalised."""
+        """Return embeddings (B, D) of uint8 images (B, 3, H, W); not normalised."""
         pixels = self.crop(media).to(self.device, self.dtype)
         output: Tensor = self.model.get_image_features(pixel_values=pixels, return_dict=True).pooler_output
         return output
@@ -121,7 +121,7 @@ class TransformersClip:
 def load_clip(
     source: str, reward: str, dtype: torch.dtype, processor: str | None = None, text: bool = True
 ) -> TransformersClip:
-    """A `TransformersClip`; within `one_copy` the same one for all rewards that ask for the same."""
+    """Return a `TransformersClip`; within `one_copy` the same one for all rewards that ask for the same."""
     key = ("clip", str(source), dtype, str(processor or source), text)
     made: TransformersClip = shared(key, lambda: TransformersClip(source, reward, dtype, processor, text))
     return made
@@ -155,7 +155,7 @@ class OpenClip:
         self.dtype, self.device = dtype, torch.device("cpu")
 
     def images(self, media: Tensor) -> Tensor:
-        """Embeddings (B, D) of uint8 images (B, 3, H, W); not normalised."""
+        """Return embeddings (B, D) of uint8 images (B, 3, H, W); not normalised."""
         output: Tensor = self.model.encode_image(self.transform(media).to(self.device, self.dtype))
         return output
 
@@ -181,7 +181,7 @@ class OpenClip:
 
 
 def load_open_clip(name: str, weights: str | None, reward: str, dtype: torch.dtype) -> OpenClip:
-    """A model of open_clip with its own preprocessing.
+    """Return a model of open_clip with its own preprocessing.
 
     Args:
         name: as open_clip lists it, or "hf-hub:OWNER/NAME" or "local-dir:PATH", which bring their weights.

@@ -114,7 +114,7 @@ class PreservationScorer:
         return self
 
     def contrasts(self) -> list[Contrast]:
-        """The source as it was, against another image."""
+        """Return the source as it was, against another image."""
         things = [("red", "circle"), ("blue", "square"), ("green", "triangle")]
         made = []
         for (color, shape), other in zip(things, things[1:] + things[:1], strict=True):
@@ -179,7 +179,7 @@ class EditDirectionScorer:
         return self
 
     def contrasts(self) -> list[Contrast]:
-        """An edit to what the words say, against one to something else."""
+        """Return an edit to what the words say, against one to something else."""
         made = []
         for color, other in (("blue", "green"), ("red", "black")):
             source, good, bad = (drawing(one, "circle") for one in ("yellow", color, other))

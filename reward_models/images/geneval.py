@@ -133,7 +133,7 @@ class GenEvalScorer:
         return self
 
     def contrasts(self) -> list[Contrast]:
-        """Drawings of things that COCO has, against an empty image and against each other."""
+        """Return drawings of things that COCO has, against an empty image and against each other."""
         pairs = (("clock", clock(), stop_sign()), ("stop sign", stop_sign(), torch.full((3, SIDE, SIDE), 153).byte()))
         return [
             Contrast(_asking_for(name, good), _asking_for(name, bad), f"there is a {name} in it")
@@ -168,7 +168,7 @@ class StrictGenEvalScorer(GenEvalScorer):
 
 
 def clock() -> Tensor:
-    """A drawn clock, (3, SIDE, SIDE) uint8."""
+    """Return a drawn clock, (3, SIDE, SIDE) uint8."""
     image, draw, unit = _canvas("#d8c8a8")
     middle = SIDE / 2
     draw.ellipse([0.12 * SIDE, 0.12 * SIDE, 0.88 * SIDE, 0.88 * SIDE], "white", "black", round(10 * unit))
@@ -181,7 +181,7 @@ def clock() -> Tensor:
 
 
 def stop_sign() -> Tensor:
-    """A drawn stop sign on a post, (3, SIDE, SIDE) uint8."""
+    """Return a drawn stop sign on a post, (3, SIDE, SIDE) uint8."""
     image, draw, unit = _canvas("#a8c8e8")
     draw.rectangle([0.48 * SIDE, 0.5 * SIDE, 0.52 * SIDE, SIDE], "#808080")
     for radius, colour in ((0.36, "white"), (0.33, "#b01020")):

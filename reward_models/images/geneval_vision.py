@@ -66,7 +66,7 @@ class Detector:
 def instances(
     classes: Tensor, masks: Tensor, sizes: Sequence[tuple[int, ...]], threshold: float
 ) -> list[tuple[int, float, Tensor]]:
-    """Objects of one image from Mask2Former's outputs, as mmdet's instance post-processing finds them.
+    """Return objects of one image from Mask2Former's outputs, as mmdet's instance post-processing finds them.
 
     Of the probabilities of all classes but "no object" of all queries the largest N are taken. A query's mask is where
     its logits, resized bilinearly, are positive; the confidence is the probability times the mean of the mask's
@@ -132,12 +132,12 @@ class ColorClassifier:
 
 
 def color_texts(color: str, name: str) -> tuple[str, ...]:
-    """What CLIP is told of a colour on objects of a class."""
+    """Return what CLIP is told of a colour on objects of a class."""
     return f"a photo of a {color} {name}", f"a photo of a {color}-colored {name}", f"a photo of a {color} object"
 
 
 def cut_out(image: Tensor, item: Detection) -> Tensor:
-    """An object of an image (3, H, W) on grey, cut to its box; without a mask, only cut."""
+    """Return an object of an image (3, H, W) on grey, cut to its box; without a mask, only cut."""
     x0, y0, x1, y1 = (round(edge) for edge in item.box)
     piece = image[:, y0:y1, x0:x1]
     if item.mask is None:

@@ -78,7 +78,7 @@ def fitting_size(height: int, width: int, factor: int, least: int, most: int) ->
 
 
 def patches_of(frames: Tensor, size: int, merge: int, depth: int) -> tuple[Tensor, tuple[int, int, int]]:
-    """Normalised patches in the order in which Qwen2-VL's vision tower merges them.
+    """Return normalised patches in the order in which Qwen2-VL's vision tower merges them.
 
     Args:
         frames: (F, 3, H, W) in [0, 255], any dtype; H and W multiples of size * merge. A single frame is repeated.
@@ -101,7 +101,7 @@ def patches_of(frames: Tensor, size: int, merge: int, depth: int) -> tuple[Tenso
 
 
 def current_names(state: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """Tensors under the names that transformers 5 gives them; names that are already new stay.
+    """Return tensors under the names that transformers 5 gives them; names that are already new stay.
 
     `visual.` becomes `model.visual.`, and `model.` becomes `model.language_model.`.
     """
@@ -208,7 +208,7 @@ class QwenReward(nn.Module):
         return Question(ids, pixels, grid)
 
     def forward(self, questions: Sequence[Question], kind: Literal["image", "video"]) -> Tensor:
-        """The head's outputs at the special tokens.
+        """Return the head's outputs at the special tokens.
 
         Args:
             questions: B of them.
@@ -247,7 +247,7 @@ class QwenReward(nn.Module):
         return result
 
     def answers(self, asked: Sequence[Question | str], kind: Literal["image", "video"]) -> list[Tensor | str]:
-        """Outputs (tokens, outputs) on the CPU of those samples that are questions; the reasons of others stay.
+        """Return outputs (tokens, outputs) on the CPU of those samples that are questions; the reasons of others stay.
 
         Args:
             asked: questions, or why a sample has none.

@@ -162,7 +162,7 @@ def _cleanness(dirt: Array) -> Array:
 
 
 def _reason(scene: SceneSpec, count: int, passed: Mapping[str, Bools], holds: Bools, clean: bool) -> str:
-    """What fails; of colour, shape and size among the objects that stand for what was asked."""
+    """Return what fails; of colour, shape and size among the objects that stand for what was asked."""
     asked = len(scene.things)
     reasons = [] if count == asked else [f"{count} {'object' if count == 1 else 'objects'}, not {asked}"]
     reasons += [f"{name}: {int(good.sum())} of {len(good)}" for name, good in passed.items() if not good.all()]
@@ -271,7 +271,7 @@ def _fits(asked: _Asked, objects: Objects, tolerances: Tolerances) -> _Fits:
 
 
 def _assign(asked: _Asked, fits: _Fits) -> tuple[Bools, NDArray[np.int64]]:
-    """Which object stands for which asked thing, (B, A, K), and how many objects there are, (B,).
+    """Return which object stands for which asked thing, (B, A, K), and how many objects there are, (B,).
 
     Colours go first, since relations go by them; the best assignment as a whole.
     """

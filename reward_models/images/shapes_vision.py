@@ -89,7 +89,7 @@ class Perception:
 
 
 def signed_distance(shape: str, dx: Array, dy: Array, area: Array | float) -> Array:
-    """Distance to the outline of an upright shape, negative inside.
+    """Return distance to the outline of an upright shape, negative inside.
 
     Args:
         shape: one of `SHAPES`.
@@ -112,7 +112,7 @@ def signed_distance(shape: str, dx: Array, dy: Array, area: Array | float) -> Ar
 
 
 def coverage(shape: str, x: float, y: float, area: float, height: int, width: int) -> Array:
-    """Anti-aliased coverage of an upright shape by signed distance, clip(1/2 - distance, 0, 1).
+    """Return anti-aliased coverage of an upright shape by signed distance, clip(1/2 - distance, 0, 1).
 
     Args:
         shape: one of `SHAPES`.
@@ -150,7 +150,7 @@ _TO_LAB = np.array(
 
 
 def oklab(rgb: Pictures) -> Array:
-    """Perceptual colours of Ottosson's Oklab (2020), in which equal distances look about equally far.
+    """Return perceptual colours of Ottosson's Oklab (2020), in which equal distances look about equally far.
 
     Args:
         rgb: (..., 3) uint8 sRGB.
@@ -167,7 +167,7 @@ _PALETTE_LAB = oklab(np.array(list(PALETTE.values()), dtype=np.uint8))  # (C, 3)
 
 
 def color_fit(rgb: Pictures) -> Array:
-    """How well colours fit each name of the palette, against the others.
+    """Return how well colours fit each name of the palette, against the others.
 
     With d the perceptual distance to a name and e that to the nearest other name, the fit is 1 - 2 d / (d + e), at
     least 0: 1 at the named colour, 1/2 where the other is three times as far, 0 from half-way on.
@@ -211,7 +211,7 @@ def _perceive(images: Pictures) -> Perception:
 
 
 def _joined(parts: Sequence[Perception], step: int) -> Perception:
-    """Perceptions of `step` images each, the last of fewer, as one."""
+    """Return perceptions of `step` images each, the last of fewer, as one."""
     columns = {
         f.name: np.concatenate([getattr(part.objects, f.name) for part in parts])
         for f in fields(Objects)
@@ -243,7 +243,7 @@ def _measure(images: Pictures) -> Perception:
 
 
 def _find(offset: Array, distance: Array) -> NDArray[np.int32]:
-    """The object of each pixel, (B, H, W), -1 for none: neighbours of one hue belong together.
+    """Return the object of each pixel, (B, H, W), -1 for none: neighbours of one hue belong together.
 
     What counts is the direction of a colour from the background, not how far it is: the soft edge of an object lies on
     the way to the background and so in the same direction, another object that touches it does not.
@@ -344,7 +344,7 @@ def _surroundings(which: NDArray[np.int32], image: NDArray[np.int64]) -> tuple[N
 
 
 def _interior(which: NDArray[np.int32]) -> NDArray[np.bool_]:
-    """Pixels whose four neighbours belong to the same object, (B, H, W)."""
+    """Return pixels whose four neighbours belong to the same object, (B, H, W)."""
     inner = which >= 0
     for axis in (1, 2):
         same = np.diff(which, axis=axis) == 0
@@ -355,7 +355,7 @@ def _interior(which: NDArray[np.int32]) -> NDArray[np.bool_]:
 
 
 def _grown(mask: NDArray[np.bool_]) -> NDArray[np.bool_]:
-    """A mask and its eight neighbours, over the last two axes."""
+    """Return a mask and its eight neighbours, over the last two axes."""
     grown = mask.copy()
     grown[:, 1:] |= mask[:, :-1]
     grown[:, :-1] |= mask[:, 1:]

@@ -70,7 +70,7 @@ class _Batch:
         return time.monotonic() >= self.until
 
     def late(self, number: int) -> str:
-        """Why a question has no answer that was not given in time, with what went wrong before."""
+        """Return why a question has no answer that was not given in time, with what went wrong before."""
         before = self.problems.get(number)
         return f"no answer by the batch's deadline of {self.deadline:g} s" + (f"; before, {before}" if before else "")
 
@@ -251,7 +251,7 @@ def image_content(image: Tensor) -> dict[str, Any]:
 
 
 def _base(url: str) -> str:
-    """The address without /v1, of http or https, and without a password, which would show up in messages."""
+    """Return the address without /v1, of http or https, and without a password, which would show up in messages."""
     parts = urlsplit(str(url))
     if parts.scheme not in ("http", "https") or not parts.hostname or parts.query or parts.username or parts.password:
         shown = f"{parts.scheme}://{parts.hostname or ''}" if parts.username or parts.password else str(url)

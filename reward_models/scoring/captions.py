@@ -68,7 +68,7 @@ def with_captions(items: Sequence[Item]) -> list[Item]:
 
 
 def _captioned(item: Item, tables: Callable[[Path], Sequence[Index]]) -> Item:
-    """The nearest word on an image: the file beside it, the tables of its folder and of those above, its own."""
+    """Return the nearest word on an image: the file beside it, the tables of its folder and of those above, its own."""
     caption, source = _beside(item.path)
     metadata: Mapping[str, object] = caption.metadata if caption is not None else {}
     broken = item.problem
@@ -88,7 +88,7 @@ def _captioned(item: Item, tables: Callable[[Path], Sequence[Index]]) -> Item:
 
 
 def _beside(path: Path) -> tuple[Caption | None, str | None]:
-    """What the file beside an image says, cat.txt or cat.png.txt, and the kind of that file."""
+    """Return what the file beside an image says, cat.txt or cat.png.txt, and the kind of that file."""
     for suffix in SIDECARS:
         for file in (path.with_suffix(suffix), path.with_name(f"{path.name}{suffix}")):
             caption = read_sidecar(file) if file.is_file() else None
@@ -98,7 +98,7 @@ def _beside(path: Path) -> tuple[Caption | None, str | None]:
 
 
 def is_caption(path: Path, beside: Sequence[str]) -> bool:
-    """Whether a file holds captions: a table, or it lies beside an image that ends in one of `beside`."""
+    """Return whether a file holds captions: a table, or it lies beside an image that ends in one of `beside`."""
     if path.name in (*INDICES, SAMPLES_INDEX):
         return True
     stem = path.with_suffix("")
@@ -112,7 +112,7 @@ def _folders_up(item: Item) -> list[Path]:
 
 
 def _folder_tables(folder: Path) -> list[Index]:
-    """What a folder's tables say."""
+    """Return what a folder's tables say."""
     return [_index(folder / name) for name in INDICES if (folder / name).is_file()]
 
 
@@ -205,7 +205,7 @@ def _given(item: Item, caption: Caption) -> Item:
 
 
 def _lines(file: Path) -> list[Caption]:
-    """A prompt a line."""
+    """Return a prompt a line."""
     try:
         text = read_text(file, MOST_BYTES, "utf-8-sig")
     except FileNotFoundError:

@@ -64,7 +64,7 @@ def check_targets(
 
 
 def _has_index(folder: Path) -> bool:
-    """Whether an index says what of a folder is scored, so that other images there are left out."""
+    """Return whether an index says what of a folder is scored, so that other images there are left out."""
     return any((folder / name).exists() for name in ("samples.jsonl", "samples.sqlite"))
 
 
@@ -81,7 +81,7 @@ def total_of(row: Row, rewards: Sequence[Loaded]) -> float | None:
 
 
 def record_of(row: Row, rewards: Sequence[Loaded]) -> dict[str, Any]:
-    """A row as it is written in JSON lines; null where there is no number."""
+    """Return a row as it is written in JSON lines; null where there is no number."""
     record: dict[str, Any] = {"file": row.item.name, "prompt": row.item.prompt}
     if row.item.sample:
         record["sample"] = dict(row.item.sample)

@@ -78,7 +78,7 @@ def score_items(
 
 
 def _windows(rows: Sequence[int], peeks: Sequence[Peek], count: int) -> Iterator[list[int]]:
-    """Rows in windows of at most `count` and, unless one alone is larger, of at most `WINDOW_BYTES`."""
+    """Yield rows in windows of at most `count` and, unless one alone is larger, of at most `WINDOW_BYTES`."""
     window: list[int] = []
     size = 0
     for row in rows:
@@ -92,7 +92,7 @@ def _windows(rows: Sequence[int], peeks: Sequence[Peek], count: int) -> Iterator
 
 
 def _read_ahead(windows: Iterator[list[int]], read: Callable[[int], Read]) -> Iterator[list[Read]]:
-    """Windows of samples; while one is scored, threads read the next."""
+    """Yield windows of samples; while one is scored, threads read the next."""
     pool = ThreadPoolExecutor(min(8, os.cpu_count() or 1), thread_name_prefix="read")
     try:
         ahead: list[Future[Read]] = []

@@ -94,7 +94,7 @@ def samples_of_run(run: Path, stage: str | None, iterations: Sequence[int], skip
 
 
 def _kept(database: sqlite3.Connection) -> str:
-    """The columns exact and representative; NULL of an older index."""
+    """Return the columns exact and representative; NULL of an older index."""
     have = {name for (name,) in database.execute("SELECT name FROM pragma_table_info('samples')")}
     return ", ".join(name if name in have else "NULL" for name in ("exact", "representative"))
 
@@ -111,7 +111,7 @@ def _opened(index: Path) -> Iterator[sqlite3.Connection]:
 
 
 def _item(run: Path, row: tuple[Any, ...]) -> Item | None:
-    """The sample of a row; None of a damaged one. SQLite keeps what it is given, whatever the column's type."""
+    """Return the sample of a row; None of a damaged one. SQLite keeps what it is given, whatever the column's type."""
     *address, prompt, written, file = row
     try:
         metadata = json.loads(written)

@@ -154,7 +154,7 @@ def _of_folder(root: Path, skipped: Counter[str]) -> list[Item]:
 
 
 def _listed(folder: Path, files: Sequence[Path], skipped: Counter[str], whole: bool = False) -> list[Item]:
-    """Items of a folder's files; where `diffrl generate` wrote an index, only what it lists, with its prompts.
+    """Return items of a folder's files; where `diffrl generate` wrote an index, only what it lists, with its prompts.
 
     So the grid of all images, which lies beside them, is left out.
 

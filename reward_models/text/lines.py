@@ -77,12 +77,12 @@ class LineReader:
 
 @lru_cache
 def line_reader(threads: int) -> LineReader:
-    """The one reader of all rewards with so many threads."""
+    """Return the one reader of all rewards with so many threads."""
     return LineReader(threads)
 
 
 def make_engine(threads: int, options: Mapping[str, Any] = MappingProxyType({})) -> Any:
-    """A `RapidOCR` with the weights of its wheel that logs errors only and turns nothing.
+    """Return a `RapidOCR` with the weights of its wheel that logs errors only and turns nothing.
 
     Args:
         threads: how many ONNX Runtime computes with; 0 for as many as torch.

@@ -25,7 +25,7 @@ Reader = Callable[[Tensor], str]
 
 
 def target_of(prompt: str, metadata: Mapping[str, Any]) -> str:
-    """The text that an image should show: metadata["text"], else the first quoted text of the prompt.
+    """Return the text that an image should show: metadata["text"], else the first quoted text of the prompt.
 
     Raises:
         RewardError: there is none, or nothing is left of it without spaces.
@@ -41,12 +41,12 @@ def target_of(prompt: str, metadata: Mapping[str, Any]) -> str:
 
 
 def plain(text: str) -> str:
-    """What of a text is compared: lower case, without white space."""
+    """Return what of a text is compared: lower case, without white space."""
     return "".join(text.lower().split())
 
 
 def similarity(read: str, target: str) -> float:
-    """Flow-GRPO's text score in [0, 1] of two texts in plain form, `target` not empty.
+    """Return Flow-GRPO's text score in [0, 1] of two texts in plain form, `target` not empty.
 
     1 - d / len(target), d = 0 if the target stands anywhere in what was read, else min(Levenshtein distance,
     len(target)).
@@ -137,7 +137,7 @@ class OcrScorer(WithoutWeights):
         return output_of_rows([self._score(texts.get(i), target) for i, target in enumerate(targets)], PARTS, notes)
 
     def contrasts(self) -> list[Contrast]:
-        """A drawn word against another word, and against an empty image."""
+        """Return a drawn word against another word, and against an empty image."""
         made = []
         for word, other in (("HELLO", "MUSIC"), ("MUSIC", "")):
             prompt = f'a sign that says "{word}"'
@@ -151,7 +151,7 @@ class OcrScorer(WithoutWeights):
         return f'"{target_of(prompt, metadata)}"'
 
     def _read_all(self, images: Tensor) -> list[str | Exception]:
-        """What stands in each image, or why that is not known: engines raise what they like."""
+        """Return what stands in each image, or why that is not known: engines raise what they like."""
         if self.lines is None:
             return [_attempt(self.read, image) for image in images]
         lines = _attempt(self.lines, images)
@@ -201,7 +201,7 @@ def _attempt(read: Callable[[Tensor], Any], images: Tensor) -> Any:
 
 
 def written(text: str, side: int = SIDE) -> Tensor:
-    """Black text on white, (3, side, side) uint8, in Pillow's own font."""
+    """Return black text on white, (3, side, side) uint8, in Pillow's own font."""
     from PIL import Image, ImageDraw, ImageFont
 
     image = Image.new("RGB", (side, side), "white")

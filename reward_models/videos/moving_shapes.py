@@ -109,7 +109,7 @@ _LOOKS = [f.name for f in fields(ClipTolerances) if f.name in {field.name for fi
 
 
 def format_prompt(clip: ClipSpec) -> str:
-    """The prompt of a clip; the inverse of `parse_prompt`."""
+    """Return the prompt of a clip; the inverse of `parse_prompt`."""
     return f"a {clip.thing.color} {clip.thing.shape} {clip.motion}"
 
 
@@ -215,7 +215,7 @@ class _Track:
 
 
 def _direction(clips: Sequence[ClipSpec], track: _Track, tolerances: ClipTolerances) -> tuple[Array, Bools]:
-    """How clearly each clip goes where it should, and whether that passes, (B,) each."""
+    """Return how clearly each clip goes where it should, and whether that passes, (B,) each."""
     asked = np.array([MOTIONS[clip.motion] for clip in clips], dtype=np.float32)  # (B, 2)
     still = ~asked.any(1)
     seen = track.there.sum(1) > 1
@@ -248,7 +248,7 @@ def _smoothness(track: _Track, tolerances: ClipTolerances) -> tuple[Array, Bools
 
 
 def _of_frames(right: Bools, reasons: Sequence[str | None]) -> str:
-    """What is wrong in how many frames, "object: 7 of 9 frames (colour, shape)"; empty if all are right."""
+    """Return what is wrong in how many frames, "object: 7 of 9 frames (colour, shape)"; empty if all are right."""
     if right.all():
         return ""
     wrong = dict.fromkeys(part.split(":")[0] for reason in reasons if reason for part in reason.split("; "))
@@ -310,7 +310,7 @@ class MovingShapesScorer(WithoutWeights):
 
 
 def _read(prompts: Sequence[str]) -> tuple[list[ClipSpec], list[str | None]]:
-    """The clips of prompts, any clip for a prompt outside the grammar, and what is wrong with those."""
+    """Return the clips of prompts, any clip for a prompt outside the grammar, and what is wrong with those."""
     clips: list[ClipSpec] = []
     errors: list[str | None] = []
     for text in prompts:

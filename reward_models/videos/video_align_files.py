@@ -20,7 +20,7 @@ STEP = 11352
 
 
 def merge_lora(state: Mapping[str, Tensor], alpha: float, rslora: bool = False) -> dict[str, Tensor]:
-    """Weights of a model wrapped by PEFT under the names of the model itself, adapters added: W + s B A.
+    """Return weights of a model wrapped by PEFT under the names of the model itself, adapters added: W + s B A.
 
     s is alpha / r, or alpha / sqrt(r) with rank-stabilised LoRA, and r the rows of A. Sums are in float32.
 
@@ -56,7 +56,7 @@ def merge_lora(state: Mapping[str, Tensor], alpha: float, rslora: bool = False) 
 
 
 def files_of(checkpoint: str, step: int | None, revision: str | None) -> tuple[Path, Path]:
-    """The file of weights and model_config.json of a checkpoint's directory, file or hub id."""
+    """Return the file of weights and model_config.json of a checkpoint's directory, file or hub id."""
     path = Path(checkpoint).expanduser()
     if path.is_file():
         above = [folder for folder in (path.parent, path.parent.parent) if (folder / "model_config.json").is_file()]
@@ -75,7 +75,7 @@ def files_of(checkpoint: str, step: int | None, revision: str | None) -> tuple[P
 
 
 def settings_of(path: Path) -> dict[str, Any]:
-    """model_config.json, refused where it describes another way of scoring than the one here."""
+    """Return model_config.json, refused where it describes another way of scoring than the one here."""
     try:
         config = json.loads(path.read_text())
     except (OSError, ValueError) as error:

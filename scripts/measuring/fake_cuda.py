@@ -106,7 +106,7 @@ def shallow_model(family: str) -> Iterator[tuple]:
 
 
 def drawn(cuda: FakeCuda, family: str, **options) -> tuple:
-    """A recorded tree of each of two prompts, four steps of which the first and the third split.
+    """Return a recorded tree of each of two prompts, four steps of which the first and the third split.
 
     Args:
         cuda: entered.
@@ -133,7 +133,7 @@ def drawn(cuda: FakeCuda, family: str, **options) -> tuple:
 
 
 def explored_and_evaluated(family: str) -> tuple[torch.Tensor, torch.Tensor]:
-    """Pictures of a pool of two prompts' candidates, and of a held-out evaluation; a `FakeCuda` must be entered.
+    """Return pictures of a pool of two prompts' candidates, and of a held-out evaluation; a `FakeCuda` must be entered.
 
     Args:
         family: a key of `SHALLOW`.

@@ -137,7 +137,7 @@ CALLS = {
 
 
 def sample_bytes(reward: str) -> int:
-    """Bytes that a further sample adds to what a call of a reward's network holds at most, in float32."""
+    """Return bytes that a further sample adds to what a call of a reward's network holds at most, in float32."""
     network, make = CALLS[reward]
     peaks = []
     with LiveMemory() as memory:

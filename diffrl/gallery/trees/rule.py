@@ -92,7 +92,7 @@ EXPLORED: Mapping[str, Gloss] = {
 
 
 def rules(view: TreeView) -> list[tuple[str, str]]:
-    """Keys and values with what they mean, in the order in which credit comes about; unknown keys come last.
+    """Return keys and values with what they mean, in the order in which credit comes about; unknown keys come last.
 
     Args:
         view: the tree.
@@ -129,7 +129,7 @@ def _glossed(named: Mapping[str, Any], glosses: Mapping[str, Gloss]) -> list[tup
 
 
 def _said(value: Any, gloss: Gloss | None) -> str:
-    """A value as people write it, and what it means where that is known."""
+    """Return a value as people write it, and what it means where that is known."""
     size = finite(value)
     text = {True: "yes", False: "no", None: "–"}.get(value, str(value)) if size is None else _number(size)
     if value is None or gloss is None:

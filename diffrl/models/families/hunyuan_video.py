@@ -32,7 +32,7 @@ def own_size(scale: int, target: int) -> tuple[int, int]:
 
 
 def _text_length(tokenizer: Any, text: str) -> int:
-    """Tokens of a prompt in the stock pipeline's chat template, behind its beginning, which is cut off."""
+    """Return tokens of a prompt in the stock pipeline's chat template, behind its beginning, which is cut off."""
     from diffusers.pipelines.hunyuan_video1_5 import pipeline_hunyuan_video1_5 as stock
 
     options = inspect.signature(stock.HunyuanVideo15Pipeline._get_mllm_prompt_embeds).parameters
@@ -42,7 +42,7 @@ def _text_length(tokenizer: Any, text: str) -> int:
 
 
 def _glyph_length(tokenizer: Any, text: str) -> int:
-    """Tokens, bytes, of what stands in quotes; 0 if nothing does."""
+    """Return tokens, bytes, of what stands in quotes; 0 if nothing does."""
     from diffusers.pipelines.hunyuan_video1_5.pipeline_hunyuan_video1_5 import extract_glyph_texts
 
     glyphs = extract_glyph_texts(text)
@@ -144,7 +144,7 @@ class HunyuanVideoAdapter(PipelineAdapter):
         self.latent_shape = (channels, (frames - 1) // period + 1, height // scale, width // scale)
 
     def sigmas(self, steps: int) -> Tensor:
-        """Evenly spaced levels, shifted by the scheduler's number; see `shifted_sigmas`."""
+        """Return evenly spaced levels, shifted by the scheduler's number; see `shifted_sigmas`."""
         return shifted_sigmas(self.pipeline.scheduler, steps)
 
     def encode_prompts(self, prompts: Sequence[str]) -> Conditioning:
@@ -164,7 +164,7 @@ class HunyuanVideoAdapter(PipelineAdapter):
         return {"prompt_embeds": embeds, "mask": mask.bool(), "glyph_embeds": embeds_2, "glyph_mask": mask_2.bool()}
 
     def predict(self, latents: Tensor, sigma: Tensor, conditioning: Conditioning, guidance_scale: float) -> Tensor:
-        """Velocity (B, 32, f, h, w).
+        """Return velocity (B, 32, f, h, w).
 
         The network also takes an image: its latents and a mask as further channels, and its tokens. From text alone the
         stock pipeline gives zeros and masks the 729 tokens in every block; here there are none. Padding that all rows
@@ -193,7 +193,7 @@ class HunyuanVideoAdapter(PipelineAdapter):
 
 
 def _until_end(embeds: Tensor, mask: Tensor) -> tuple[Tensor, Tensor]:
-    """Embeddings (B, L, D) and their masks (B, L) up to the last place that any row takes."""
+    """Return embeddings (B, L, D) and their masks (B, L) up to the last place that any row takes."""
     longest = int(mask.sum(dim=1).max())
     return embeds[:, :longest], mask[:, :longest]
 
@@ -221,7 +221,7 @@ TINY_SETTINGS = {"max_sequence_length": 20, "height": 32, "width": 32, "frames":
 
 
 def build_tiny(words: Sequence[str]) -> Any:
-    """A `HunyuanVideo15Pipeline` for 32 x 32 videos of 4 n + 1 frames.
+    """Return a `HunyuanVideo15Pipeline` for 32 x 32 videos of 4 n + 1 frames.
 
     Each of `words` is a single token but for a prompt's first.
     """

@@ -20,14 +20,14 @@ NOTHING = " "
 
 
 def _text_length(tokenizer: Any, text: str) -> int:
-    """Tokens of a prompt in the stock pipeline's chat template, behind its beginning, which is cut off."""
+    """Return tokens of a prompt in the stock pipeline's chat template, behind its beginning, which is cut off."""
     template, start = _template()
     return plain_length(tokenizer, template.format(text)) - start
 
 
 @cache
 def _template() -> tuple[str, int]:
-    """The stock pipeline's chat template, and how many of its tokens are cut off."""
+    """Return the stock pipeline's chat template, and how many of its tokens are cut off."""
     from diffusers import QwenImagePipeline
 
     stock = QwenImagePipeline(None, None, None, None, None)
@@ -79,7 +79,7 @@ class QwenImageAdapter(PackedPictureAdapter):
             return self.with_empty(tensors, {} if self.empty_prompt_cached else self._encode([NOTHING]))
 
     def _encode(self, prompts: list[str]) -> dict[str, Tensor]:
-        """The stock encoding, as long as the longest of `prompts`, padded to `max_sequence_length`."""
+        """Return the stock encoding, as long as the longest of `prompts`, padded to `max_sequence_length`."""
         embeds, mask = self.pipeline.encode_prompt(
             prompts, device=self.placement.device, max_sequence_length=self.max_sequence_length
         )
@@ -87,14 +87,14 @@ class QwenImageAdapter(PackedPictureAdapter):
         return self.padded(embeds, mask)
 
     def padded(self, embeds: Tensor, mask: Tensor) -> dict[str, Tensor]:
-        """Embeddings (B, L, D) and masks (B, L), padded to `max_sequence_length` or cut there."""
+        """Return embeddings (B, L, D) and masks (B, L), padded to `max_sequence_length` or cut there."""
         from torch.nn.functional import pad
 
         missing = self.max_sequence_length - embeds.shape[1]
         return {"prompt_embeds": pad(embeds, (0, 0, 0, missing)), "mask": pad(mask.bool(), (0, missing))}
 
     def predict(self, latents: Tensor, sigma: Tensor, conditioning: Conditioning, guidance_scale: float) -> Tensor:
-        """Velocity (B, h w / 4, 4 C)."""
+        """Return velocity (B, h w / 4, 4 C)."""
         _, rows, columns = self.latent_shape
         output: Tensor = self.transformer(
             hidden_states=latents,
@@ -123,7 +123,7 @@ TEMPLATE = (
 
 
 def build_tiny(words: Sequence[str], zero_cond_t: bool = False) -> Any:
-    """A `QwenImagePipeline` for 32 x 32 pictures; each of `words` is a single token but for a prompt's first.
+    """Return a `QwenImagePipeline` for 32 x 32 pictures; each of `words` is a single token but for a prompt's first.
 
     Args:
         words: what prompts are made of.

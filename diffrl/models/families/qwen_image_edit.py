@@ -23,7 +23,7 @@ STOCK = "diffusers.pipelines.qwenimage.pipeline_qwenimage_edit_plus"
 
 
 def _text_length(processor: Any, text: str) -> int:
-    """Tokens of a prompt and of a square image in the chat template, behind its beginning, which is cut off."""
+    """Return tokens of a prompt and of a square image in the chat template, behind its beginning, which is cut off."""
     template, start, side = _template()
     shown = "Picture 1: <|vision_start|><|image_pad|><|vision_end|>"
     return plain_length(processor.tokenizer, template.format(shown + text)) + _image_tokens(processor, side) - start
@@ -41,7 +41,7 @@ def _template() -> tuple[str, int, int]:
 
 @lru_cache(maxsize=8)
 def _image_tokens(processor: Any, side: int) -> int:
-    """Tokens that a square image adds to its one placeholder."""
+    """Return tokens that a square image adds to its one placeholder."""
     from PIL import Image
 
     made = processor(text=["<|image_pad|>"], images=[Image.new("RGB", (side, side))])
@@ -87,7 +87,7 @@ class QwenImageEditAdapter(PackedEditingAdapter, qwen_image.QwenImageAdapter):
         }
 
     def encoder_input(self, pixels: Tensor) -> Tensor:
-        """One frame: (1, 3, 1, H, W)."""
+        """Return one frame: (1, 3, 1, H, W)."""
         return pixels.unsqueeze(2)
 
     def _shown(self, source: Tensor) -> Any:
@@ -99,7 +99,7 @@ class QwenImageEditAdapter(PackedEditingAdapter, qwen_image.QwenImageAdapter):
         return self.pipeline.image_processor.resize(to_pil(source), height, width)
 
     def _encode_pair(self, text: str, image: Any) -> dict[str, Tensor]:
-        """The stock encoding of one prompt and its image, padded to `max_sequence_length` or cut there."""
+        """Return the stock encoding of one prompt and its image, padded to `max_sequence_length` or cut there."""
         embeds, _ = self.pipeline.encode_prompt([text], image=[image], device=self.placement.device)
         if text == qwen_image.NOTHING and embeds.shape[1] > self.max_sequence_length:
             raise ConfigError(
@@ -109,7 +109,7 @@ class QwenImageEditAdapter(PackedEditingAdapter, qwen_image.QwenImageAdapter):
         return self.padded(embeds, embeds.new_ones(embeds.shape[:2]))
 
     def stock_call(self) -> Mapping[str, Any]:
-        """The size that is drawn; what a source is scaled to, `stock_preparation` says."""
+        """Return the size that is drawn; what a source is scaled to, `stock_preparation` says."""
         return {"height": self.height, "width": self.width}
 
     def stock_preparation(self) -> str:
@@ -131,7 +131,7 @@ VISION = ("<|vision_start|>", "<|vision_end|>", "<|image_pad|>", "<|video_pad|>"
 
 
 def build_tiny(words: Sequence[str]) -> Any:
-    """A `QwenImageEditPlusPipeline` for 32 x 32 pictures, its source's tokens modulated apart as in 2511."""
+    """Return a `QwenImageEditPlusPipeline` for 32 x 32 pictures, its source's tokens modulated apart as in 2511."""
     from diffusers import QwenImageEditPlusPipeline
     from transformers import Qwen2VLImageProcessor, Qwen2VLProcessor
     from transformers.models.qwen2_vl.video_processing_qwen2_vl import Qwen2VLVideoProcessor

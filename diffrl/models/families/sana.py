@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 
 def _text_length(tokenizer: Any, text: str) -> int:
-    """Tokens of a prompt behind the instruction, which comes before it in the stock pipeline."""
+    """Return tokens of a prompt behind the instruction, which comes before it in the stock pipeline."""
     from diffusers import SanaPipeline
 
     call = inspect.signature(SanaPipeline.__call__).parameters
@@ -57,7 +57,7 @@ class SanaAdapter(PictureAdapter):
     family = FAMILY
 
     def encode_prompts(self, prompts: Sequence[str]) -> Conditioning:
-        """Embeddings (B, L, D) and masks (B, L) of the prompts, and of the empty prompt for guidance."""
+        """Return embeddings (B, L, D) and masks (B, L) of the prompts, and of the empty prompt for guidance."""
         call = inspect.signature(type(self.pipeline).__call__).parameters
         with self.on_device("text_encoder") as device:
             embeds, mask, negative, negative_mask = self.pipeline.encode_prompt(
@@ -71,7 +71,7 @@ class SanaAdapter(PictureAdapter):
         return self.with_empty(tensors, {"prompt_embeds": negative, "mask": negative_mask})
 
     def predict(self, latents: Tensor, sigma: Tensor, conditioning: Conditioning, guidance_scale: float) -> Tensor:
-        """Velocity (B, C, h, w); what a network predicts beside it (learned variance) is left out."""
+        """Return velocity (B, C, h, w); what a network predicts beside it (learned variance) is left out."""
         config = self.pipeline.transformer.config
         output: Tensor = self.transformer(
             latents,
@@ -87,7 +87,7 @@ TINY_SETTINGS = {"max_sequence_length": 12, "height": 32, "width": 32}
 
 
 def build_tiny(words: Sequence[str]) -> Any:
-    """A `SanaPipeline` for 32 x 32 pictures: Gemma 2, DC-AE and DPM-Solver++ as in SANA."""
+    """Return a `SanaPipeline` for 32 x 32 pictures: Gemma 2, DC-AE and DPM-Solver++ as in SANA."""
     from diffusers import AutoencoderDC, DPMSolverMultistepScheduler, SanaPipeline
     from transformers import Gemma2Config, Gemma2Model
 
@@ -132,7 +132,7 @@ def build_tiny(words: Sequence[str]) -> Any:
 
 
 def build_tiny_transformer() -> Any:
-    """Two blocks over a token for each latent pixel."""
+    """Return two blocks over a token for each latent pixel."""
     from diffusers import SanaTransformer2DModel
 
     return SanaTransformer2DModel(

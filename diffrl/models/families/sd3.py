@@ -94,7 +94,7 @@ class SD3Adapter(PictureAdapter):
             )
 
     def encode_prompts(self, prompts: Sequence[str]) -> Conditioning:
-        """Embeddings (B, L, D) and pooled (B, P) of the prompts, and of the empty prompt for guidance."""
+        """Return embeddings (B, L, D) and pooled (B, P) of the prompts, and of the empty prompt for guidance."""
         with self.on_device("text_encoder") as device:
             embeds, negative, pooled, negative_pooled = self.pipeline.encode_prompt(
                 prompt=list(prompts),
@@ -108,7 +108,7 @@ class SD3Adapter(PictureAdapter):
         return self.with_empty(tensors, {"prompt_embeds": negative, "pooled": negative_pooled})
 
     def predict(self, latents: Tensor, sigma: Tensor, conditioning: Conditioning, guidance_scale: float) -> Tensor:
-        """Velocity (B, C, h, w)."""
+        """Return velocity (B, C, h, w)."""
         output: Tensor = self.transformer(
             hidden_states=latents,
             timestep=sigma * 1000.0,
@@ -126,7 +126,7 @@ TINY_SETTINGS = {"max_sequence_length": T5_TOKENS}
 
 
 def build_tiny(words: Sequence[str]) -> Any:
-    """A `StableDiffusion3Pipeline` for 32 x 32 pictures.
+    """Return a `StableDiffusion3Pipeline` for 32 x 32 pictures.
 
     `from_pretrained` wants a third text encoder, so there is one: a T5 of 4,000 weights whose last norm is zero, which
     gives the zeros that the stock pipeline puts in place of a missing T5.
@@ -162,7 +162,7 @@ def build_tiny(words: Sequence[str]) -> Any:
 
 
 def build_tiny_vae() -> Any:
-    """32 x 32 x 3 pictures to 8 x 8 x 4 latents."""
+    """Return 32 x 32 x 3 pictures to 8 x 8 x 4 latents."""
     from diffrl.models.tiny import build_vae
 
     return build_vae((16, 32, 64), norm_num_groups=8, shift_factor=0.0)

@@ -39,14 +39,14 @@ COMFYUI = {
 
 
 def comfyui_key(layer: str) -> str:
-    """The original name, under the prefix that ComfyUI has for layers of any model."""
+    """Return the original name, under the prefix that ComfyUI has for layers of any model."""
     for ours, theirs in COMFYUI.items():
         layer = layer.replace(ours, theirs)
     return f"diffusion_model.{layer}"
 
 
 def _text_length(tokenizer: Any, text: str) -> int:
-    """Tokens of a prompt as the stock pipeline cleans it."""
+    """Return tokens of a prompt as the stock pipeline cleans it."""
     from diffusers.pipelines.wan.pipeline_wan import prompt_clean
 
     return plain_length(tokenizer, prompt_clean(text))
@@ -106,7 +106,7 @@ class WanAdapter(PipelineAdapter):
             self.transformer = TwoNetworks(pipeline.transformer, pipeline.transformer_2, boundary * 1000.0)
 
     def encode_prompts(self, prompts: Sequence[str]) -> Conditioning:
-        """Embeddings (B, L, D) of the prompts, zeros after their ends, and of the empty prompt for guidance."""
+        """Return embeddings (B, L, D) of the prompts, zeros after their ends, and of the empty prompt for guidance."""
         with self.on_device("text_encoder") as device:
             embeds, negative = self.pipeline.encode_prompt(
                 list(prompts),
@@ -117,7 +117,7 @@ class WanAdapter(PipelineAdapter):
         return self.with_empty({"prompt_embeds": embeds}, {"prompt_embeds": negative})
 
     def predict(self, latents: Tensor, sigma: Tensor, conditioning: Conditioning, guidance_scale: float) -> Tensor:
-        """Velocity (B, C, f, h, w)."""
+        """Return velocity (B, C, f, h, w)."""
         timestep = sigma * 1000.0
         if self.pipeline.config.get("expand_timesteps"):  # Wan 2.2 TI2V: a noise level for every token
             _, frames, rows, columns = self.latent_shape
@@ -133,7 +133,7 @@ class WanAdapter(PipelineAdapter):
         return output
 
     def trainable_modules(self) -> Mapping[str, nn.Module]:
-        """The transformer, or both."""
+        """Return the transformer, or both."""
         if not self._two:
             return super().trainable_modules()
         return {name: getattr(self.pipeline, name) for name in ("transformer", "transformer_2")}
@@ -151,7 +151,7 @@ _TEXT_WIDTH, CHANNELS = 64, 8
 
 
 def build_tiny(words: Sequence[str], boundary_ratio: float | None = None) -> Any:
-    """A `WanPipeline` for videos of 4 n + 1 frames and sides in multiples of 16.
+    """Return a `WanPipeline` for videos of 4 n + 1 frames and sides in multiples of 16.
 
     Args:
         words: each becomes a single token; letter case does not matter, and any other word is unknown.
@@ -189,7 +189,7 @@ def build_tiny(words: Sequence[str], boundary_ratio: float | None = None) -> Any
 
 
 def build_tiny_vae(mean: float = 0.0, std: float = 1.0) -> Any:
-    """Videos (3, 4 n + 1, 8 h, 8 w) to latents (8, n + 1, h, w): the layers of the Wan 2.2 5B autoencoder.
+    """Return videos (3, 4 n + 1, 8 h, 8 w) to latents (8, n + 1, h, w): the layers of the Wan 2.2 5B autoencoder.
 
     It works on 2 x 2 pixel patches and has shortcuts around its resampling, so it is fast and learns fast.
 
@@ -215,7 +215,7 @@ def build_tiny_vae(mean: float = 0.0, std: float = 1.0) -> Any:
 
 
 def build_tiny_transformer(**changed: Any) -> Any:
-    """Four blocks over 2 x 2 patches of each latent frame; `changed` are settings that are not these."""
+    """Return four blocks over 2 x 2 patches of each latent frame; `changed` are settings that are not these."""
     from diffusers import WanTransformer3DModel
 
     config: dict[str, Any] = {

@@ -57,7 +57,7 @@ class ZImageAdapter(PictureAdapter):
     family = FAMILY
 
     def latent_sizes(self) -> tuple[int, int, int]:
-        """Side of the pipeline's own latents, side of a patch, channels."""
+        """Return side of the pipeline's own latents, side of a patch, channels."""
         return STOCK_SIDE // self.pipeline.vae_scale_factor, 2, self.pipeline.transformer.config.in_channels
 
     def require_size(self, patch: int) -> None:
@@ -92,7 +92,7 @@ class ZImageAdapter(PictureAdapter):
             return self.with_empty(self._rows(embeds), self._rows(empty) if empty else {})
 
     def _rows(self, texts: Sequence[Tensor]) -> dict[str, Tensor]:
-        """Texts (L_i, D) of any lengths, padded to `max_sequence_length`."""
+        """Return texts (L_i, D) of any lengths, padded to `max_sequence_length`."""
         import torch
 
         embeds = texts[0].new_zeros(len(texts), self.max_sequence_length, texts[0].shape[-1])
@@ -103,7 +103,7 @@ class ZImageAdapter(PictureAdapter):
         return {"prompt_embeds": embeds, "mask": mask}
 
     def sigmas(self, steps: int) -> Tensor:
-        """Evenly spaced levels, shifted as the scheduler says; see `shifted_sigmas`."""
+        """Return evenly spaced levels, shifted as the scheduler says; see `shifted_sigmas`."""
         return shifted_sigmas(self.pipeline.scheduler, steps, self.tokens)
 
     def predict(self, latents: Tensor, sigma: Tensor, conditioning: Conditioning, guidance_scale: float) -> Tensor:
@@ -120,7 +120,7 @@ TINY_SETTINGS = {"max_sequence_length": 48, "height": 32, "width": 32}
 
 
 def build_tiny(words: Sequence[str]) -> Any:
-    """A `ZImagePipeline` for 32 x 32 pictures; each of `words` after a space is a single token."""
+    """Return a `ZImagePipeline` for 32 x 32 pictures; each of `words` after a space is a single token."""
     from diffusers import FlowMatchEulerDiscreteScheduler, ZImagePipeline, ZImageTransformer2DModel
     from torch import nn
 
