@@ -215,7 +215,15 @@ def assign_credit(
     if values is not None:
         values = values.index_put((forest.leaf,), leaf_reward[forest.leaf].to(values.dtype))
     fused_values = fuse(forest.parent, leaf_reward, weight)
-    scored = Scored(forest, usable, advantage, leaf_reward, weight, fused_values, values)
+    scored = Scored(
+        forest=forest,
+        usable=usable,
+        outcome=advantage,
+        leaf_reward=leaf_reward,
+        leaf_weight=weight,
+        fused=fused_values,
+        values=values,
+    )
     steps = reward_rule(rule.reward).earn(scored, rule)
 
     trains = (forest.parent >= 0) & _on_the_way(forest, trained)

@@ -132,7 +132,13 @@ def _turning_point(scored: Scored, rule: CreditRule) -> StepCredit:
 
     forest, weight = scored.forest, scored.leaf_weight
     points, turns = find_turning_points(
-        scored.worth, scored.leaf_reward, forest.parent, rule.constraint, rule.balance, weight, forest.prompt
+        values=scored.worth,
+        leaf_reward=scored.leaf_reward,
+        parent=forest.parent,
+        constraint=rule.constraint,
+        balance=rule.balance,
+        leaf_weight=weight,
+        group=forest.prompt,
     )
     return compared(scored, rule, points.rewards.where(~scored.adds_nothing, torch.nan))._replace(turns=turns)
 

@@ -99,14 +99,16 @@ class AWM(SampleLoss[MatchingExamples]):
 
         velocity = policy(*examples.start)
         loss, metrics = awm_loss(
-            velocity,
-            self.velocity_before(examples, velocity),
-            examples.target,
-            examples.sigma,
-            examples.advantage,
-            self.weighting,
-            self.power,
-            self.clip,
-            self.clip,
+            v=velocity,
+            v_old=self.velocity_before(examples, velocity),
+            target=examples.target,
+            sigma=examples.sigma,
+            advantage=examples.advantage,
+            weighting=self.weighting,
+            power=self.power,
+            clip_low=self.clip,
+            clip_high=self.clip,
         )
-        return add_reference_kl(loss, metrics, velocity, examples, reference, self.kl)
+        return add_reference_kl(
+            loss=loss, metrics=metrics, velocity=velocity, examples=examples, reference=reference, weight=self.kl
+        )

@@ -146,4 +146,6 @@ class CRD(SampleLoss[DistillationExamples]):
             examples.reward_mean,
             self.beta,
         )
-        return add_reference_kl(loss, metrics, velocity, examples, reference, self.kl)
+        return add_reference_kl(
+            loss=loss, metrics=metrics, velocity=velocity, examples=examples, reference=reference, weight=self.kl
+        )

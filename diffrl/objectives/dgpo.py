@@ -135,12 +135,12 @@ class DGPO(SampleLoss[PreferenceExamples]):
 
         velocity = policy(*examples.start)
         loss, metrics = dgpo_loss(
-            velocity,
-            self.velocity_before(examples, velocity),
-            examples.target,
-            examples.advantage,
-            examples.weight,
-            self.clip,
+            v=velocity,
+            v_old=self.velocity_before(examples, velocity),
+            target=examples.target,
+            advantage=examples.advantage,
+            weight=examples.weight,
+            clip=self.clip,
         )
         distance = velocity_kl(velocity, examples.reference_velocity)
         return loss + self.kl * distance, {**metrics, "reference_kl": distance.detach()}

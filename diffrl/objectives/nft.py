@@ -108,12 +108,14 @@ class NFT(SampleLoss[NoisedExamples]):
 
         velocity = policy(*examples.start)
         loss, metrics = nft_loss(
-            velocity,
-            self.velocity_before(examples, velocity),
-            examples.latents,
-            examples.clean,
-            examples.sigma,
-            examples.optimality,
-            self.beta,
+            v=velocity,
+            v_old=self.velocity_before(examples, velocity),
+            x=examples.latents,
+            x0=examples.clean,
+            sigma=examples.sigma,
+            r=examples.optimality,
+            beta=self.beta,
         )
-        return add_reference_kl(loss, metrics, velocity, examples, reference, self.kl)
+        return add_reference_kl(
+            loss=loss, metrics=metrics, velocity=velocity, examples=examples, reference=reference, weight=self.kl
+        )

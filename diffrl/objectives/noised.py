@@ -213,7 +213,15 @@ def noised(rollout: Rollout, seed: int, levels: int, noise_range: float = 1.0, s
     level = sigma.reshape(-1, *[1] * (clean.ndim - 1))
     latents = (1.0 - level) * clean + level * noise
     prompt = rollout.forest.sample_prompt[sample].to(device)
-    return Noised(sample, torch.arange(levels).repeat(len(rollout)), prompt, sigma, clean, noise, latents)
+    return Noised(
+        sample=sample,
+        level=torch.arange(levels).repeat(len(rollout)),
+        prompt=prompt,
+        sigma=sigma,
+        clean=clean,
+        noise=noise,
+        latents=latents,
+    )
 
 
 def _noise(rollout: Rollout, seed: int, levels: int, noise_range: float, shared: bool) -> tuple[Tensor, Tensor]:

@@ -95,7 +95,15 @@ class Tilt(Objective[NodeExamples]):
             moves[below] = (tilt.direction != 0).flatten(1).any(dim=1)
         active = used if self.trains_uncredited else moves
         node = origin_nodes(edges, rollout.forest)[origins.cpu()]
-        return NodeExamples(latents, edges.sigma[origins], edges.prompt[origins], active, node, direction, centre)
+        return NodeExamples(
+            latents=latents,
+            sigma=edges.sigma[origins],
+            prompt=edges.prompt[origins],
+            active=active,
+            node=node,
+            direction=direction,
+            centre=centre,
+        )
 
     def loss(
         self, examples: NodeExamples, policy: Velocity, reference: Velocity | None
@@ -105,7 +113,9 @@ class Tilt(Objective[NodeExamples]):
 
         velocity = policy(*examples.start)
         loss, metrics = tilt_loss(velocity, examples.latents, examples.sigma, examples.direction, examples.centre)
-        return add_reference_kl(loss, metrics, velocity, examples, reference, self.kl)
+        return add_reference_kl(
+            loss=loss, metrics=metrics, velocity=velocity, examples=examples, reference=reference, weight=self.kl
+        )
 
     def on_policy_errors(self, rollout: Rollout, policy: Velocity, micro_batch: int) -> Sequence[tuple[int, float]]:
         """Return |ratio - 1| of the steps that leave the splits.

@@ -48,7 +48,14 @@ def choose(exploration: Exploration, method: str, keep: int, audit: int, seed: i
     for group, rows in zip(batch.groups, prompt_samples(forest), strict=True):
         generator = generator_at(seed, batch.iteration, group, Purpose.CANDIDATES)
         order = torch.from_numpy(generator.permutation(len(rows)))
-        selection = _select(method, exploration.proxy.total[rows], keep, order, forest.parent, forest.leaf[rows])
+        selection = _select(
+            method=method,
+            proxy=exploration.proxy.total[rows],
+            keep=keep,
+            order=order,
+            parent=forest.parent,
+            leaf=forest.leaf[rows],
+        )
         reason = dict(zip(selection.indices.tolist(), selection.reason, strict=True))
         others = [row for row in order.tolist() if row not in reason][:audit]
         for row in sorted([*reason, *others]):

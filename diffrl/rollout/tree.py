@@ -40,7 +40,15 @@ def plan_forest(prompts: int, roots: int, branching: Mapping[int, int]) -> Fores
         columns.append((parent, torch.full_like(rows, step), torch.arange(children).repeat(width), rows))
     parent, step_of, child, tree = (torch.cat(column) for column in zip(*columns, strict=True))
     leaf = first + torch.arange(len(rows))
-    return Forest(parent, step_of, child, prompt[tree], root[tree], leaf, {step: branching[step] for step in steps})
+    return Forest(
+        parent=parent,
+        step=step_of,
+        child=child,
+        prompt=prompt[tree],
+        root=root[tree],
+        leaf=leaf,
+        branching={step: branching[step] for step in steps},
+    )
 
 
 def chains(prompt: Tensor) -> Forest:
@@ -50,7 +58,9 @@ def chains(prompt: Tensor) -> Forest:
         prompt: (S,) int64 row of each sample's prompt.
     """
     none, index = torch.full_like(prompt, -1), torch.arange(len(prompt))
-    return Forest(none, none, torch.zeros_like(none), prompt, index, index, {})
+    return Forest(
+        parent=none, step=none, child=torch.zeros_like(none), prompt=prompt, root=index, leaf=index, branching={}
+    )
 
 
 def paths_to(forest: Forest, samples: Tensor) -> Tensor:

@@ -132,7 +132,14 @@ class Crediting:
         else:
             roots = root_addresses(forest, rollout.batch, self.config.run.seed)
             with self.clock("values"), s.meter.purpose("values"):
-                latents = complete(s.adapter, conditioning, forest, roots, rollout.edges, self.sampling.sampler())
+                latents = complete(
+                    adapter=s.adapter,
+                    conditioning=conditioning,
+                    forest=forest,
+                    roots=roots,
+                    edges=rollout.edges,
+                    sampler=self.sampling.sampler(),
+                )
         prompts = [rollout.batch.prompts[int(p)] for p in forest.prompt[nodes]]
         scorers = s.scorers_at(rollout.batch.iteration)
         scoring = Scoring(scorers, prompts, [rollout.batch.groups[int(p)] for p in forest.prompt[nodes]])

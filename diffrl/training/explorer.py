@@ -40,7 +40,9 @@ def make_explorer(
         ConfigError: this precision cannot be had here.
         PrecisionError: the copy does not compute what was asked for.
     """
-    copy = make_copy(policy.inner, precision, engine, exclude, device, compile)
+    copy = make_copy(
+        source=policy.inner, precision=precision, engine=engine, exclude=exclude, device=device, compile=compile
+    )
     copy.check(policy.inner, _trial(copy, policy.adapter, guidance_scale), sorted(set(batches)))
     return copy
 

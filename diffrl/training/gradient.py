@@ -152,14 +152,14 @@ def accumulate_gradient(
     norm = total_norm([p.grad for p in policy.parameters.values() if p.grad is not None])
     largest = torch.tensor([max(one.largest_ratio_error() for one in sums)])
     return Gradient(
-        loss_total,
-        norm,
-        means,
-        float(ranks.gather(largest).max()),
-        sum(len(piece) for calls in pieces for piece in calls),
-        sorted({prompt for one in sums for prompt in one.bad_prompts()}),
-        joined,
-        joined_reference,
+        loss=loss_total,
+        norm=norm,
+        metrics=means,
+        largest_ratio_error=float(ranks.gather(largest).max()),
+        evaluated=sum(len(piece) for calls in pieces for piece in calls),
+        bad_prompts=sorted({prompt for one in sums for prompt in one.bad_prompts()}),
+        joined=joined,
+        joined_reference=joined_reference,
     )
 
 

@@ -59,7 +59,12 @@ class Trainer:
         self.crediting = Crediting(session, self.clock, self.sampling, self.guard, messages)
         writes = session.ranks.is_main
         self.trees = TreeRecorder(
-            self.config, session.adapter, session.transition, session.meter, self.clock, bool(writes)
+            config=self.config,
+            adapter=session.adapter,
+            transition=session.transition,
+            meter=session.meter,
+            clock=self.clock,
+            writes=bool(writes),
         )
         hacking = self.config.guards.reward_hacking
         self.hacking = RewardHackingMonitor(hacking, session.eval_scorers, self.ranks, messages.report)
@@ -101,7 +106,9 @@ class Trainer:
         )
         metrics |= self.compilation()
         self.iteration += 1
-        return Iteration(self.iteration, samples, credit, grad_mask, metrics, trees)
+        return Iteration(
+            number=self.iteration, samples=samples, credit=credit, grad_mask=grad_mask, metrics=metrics, trees=trees
+        )
 
     def compilation(self) -> Metrics:
         """Return how many graphs torch.compile has made of the policy, and what it left out, which is told once."""
@@ -117,7 +124,14 @@ class Trainer:
         """This rank's prompts of the next iteration."""
         c, ranks = self.config, self.ranks
         world, rank = ranks.world, ranks.rank
-        return prompt_batch(self.session.prompts, c.prompts.per_iteration, c.run.seed, self.iteration, rank, world)
+        return prompt_batch(
+            prompts=self.session.prompts,
+            per_iteration=c.prompts.per_iteration,
+            seed=c.run.seed,
+            iteration=self.iteration,
+            rank=rank,
+            world_size=world,
+        )
 
     def encoded(self, batch: PromptBatch) -> Conditioning:
         """Return the batch's prompts as the network takes them, one row a prompt.
@@ -144,14 +158,14 @@ class Trainer:
         averaged = ema.applied() if ema else nullcontext()
         with self.clock("evaluation"), s.meter.purpose("evaluation"), averaged:
             evaluation = evaluate(
-                self.ranks,
-                s.adapter,
-                self.eval_conditioning,
-                s.eval_prompts,
-                s.eval_scorers,
-                c.eval,
-                c.rollout.decode_batch,
-                noise_stream(c.prompts.held_out),
+                ranks=self.ranks,
+                adapter=s.adapter,
+                conditioning=self.eval_conditioning,
+                prompts=s.eval_prompts,
+                scorers=s.eval_scorers,
+                settings=c.eval,
+                decode_batch=c.rollout.decode_batch,
+                stream=noise_stream(c.prompts.held_out),
             )
         s.meter.decodes += len(evaluation.images)
         s.meter.reward_calls += len(evaluation.images) * len(s.eval_scorers)

@@ -127,12 +127,12 @@ class Sampling:
         scoring = Scoring(scorers, *samples_of(batch, forest))
         with s.meter.purpose("rollout"):
             rollout = regenerate(
-                s.adapter,
-                conditioning,
-                batch,
-                forest,
-                root_addresses(forest, batch, self.config.run.seed),
-                self.sampler(),
+                adapter=s.adapter,
+                conditioning=conditioning,
+                batch=batch,
+                forest=forest,
+                roots=root_addresses(forest, batch, self.config.run.seed),
+                sampler=self.sampler(),
                 record=list(forest.branching) if self.config.records_steps else (),
                 predict=self.config.credit.value == "predicted_x0",
                 observe=() if tracer is None else tracer.observers(forest),
@@ -165,14 +165,14 @@ class Sampling:
         s.meter.reward_calls += len(pool) * len(scorers)
         with s.meter.purpose("explore"):
             proxy = draw_pool(
-                s.adapter,
-                copy,
-                conditioning,
-                batch,
-                pool,
-                self.config.run.seed,
-                sampler,
-                scorers,
+                adapter=s.adapter,
+                copy=copy,
+                conditioning=conditioning,
+                batch=batch,
+                pool=pool,
+                seed=self.config.run.seed,
+                sampler=sampler,
+                scorers=scorers,
                 decode_batch=self.config.rollout.decode_batch,
                 clock=self.clock,
                 prompts_at_once=self.config.rollout.prompts_at_once,
@@ -235,7 +235,16 @@ def full_sampler(rollout: RolloutSettings, sigmas: Tensor, transition: Transitio
     r = rollout
     correlation = math.inf if r.tree.correlation is None else r.tree.correlation
     dtype: torch.dtype = getattr(torch, r.latents_dtype)
-    return Sampler(sigmas, None, transition, correlation, r.solver, r.guidance_scale, r.micro_batch, dtype)
+    return Sampler(
+        sigmas=sigmas,
+        levels=None,
+        transition=transition,
+        correlation=correlation,
+        solver=r.solver,
+        guidance_scale=r.guidance_scale,
+        micro_batch=r.micro_batch,
+        latents_dtype=dtype,
+    )
 
 
 def draw_pool(
@@ -282,7 +291,15 @@ def draw_pool(
             part = subset(pool, samples)
             roots = root_addresses(part, batch, seed)
             explore(
-                adapter, conditioning, batch, part, roots, sampler, decode_batch=decode_batch, clock=clock, each=take
+                adapter=adapter,
+                conditioning=conditioning,
+                batch=batch,
+                forest=part,
+                roots=roots,
+                sampler=sampler,
+                decode_batch=decode_batch,
+                clock=clock,
+                each=take,
             )
     with clock("reward"):
         return scoring.table() if ranks is None else ranks.raise_on_all_ranks(scoring.table)

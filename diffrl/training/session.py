@@ -128,7 +128,14 @@ def open_copy(config: Config, policy: Policy, device: torch.device) -> PolicyCop
     r, pool = config.rollout, e.candidates * config.prompts.per_iteration
     batches = (1, min(r.micro_batch, pool))
     return make_explorer(
-        policy, e.precision, e.engine, config.explore_exclude, device, r.guidance_scale, batches, e.compile
+        policy=policy,
+        precision=e.precision,
+        engine=e.engine,
+        exclude=config.explore_exclude,
+        device=device,
+        guidance_scale=r.guidance_scale,
+        batches=batches,
+        compile=e.compile,
     )
 
 

@@ -178,7 +178,14 @@ class Updater:
         s = self.session
         parts = list(zip(s.losses, examples, share, strict=True))
         with self.observer.during("update"):
-            gradient = accumulate_gradient(s.ranks, s.policy, parts, predict, reference, self.config.train.micro_batch)
+            gradient = accumulate_gradient(
+                ranks=s.ranks,
+                policy=s.policy,
+                shares=parts,
+                predict=predict,
+                reference=reference,
+                micro_batch=self.config.train.micro_batch,
+            )
         self.observer.left_out([-count for count in gradient.joined], -gradient.joined_reference)
         return gradient
 

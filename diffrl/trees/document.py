@@ -80,7 +80,9 @@ def sketch(
     forest, redrawn, sample_of = _shown(samples)
     rows = torch.nonzero(forest.prompt == row).flatten()
     number = {node: i for i, node in enumerate(rows.tolist())}
-    leaves = _leaves(config.objective, samples, credit, forest, sample_of, number)
+    leaves = _leaves(
+        objective=config.objective, samples=samples, credit=credit, forest=forest, sample_of=sample_of, number=number
+    )
     values, credited, advantages, ratios = (
         _numbers(column) for column in (credit.values, credit.step_reward, credit.advantage, ratio)
     )

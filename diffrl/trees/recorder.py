@@ -106,12 +106,43 @@ class TreeRecorder:
             ratio, effects = torch.full(credit.values.shape, torch.nan), None
             if after is not None and before is not None:
                 ratio[trace.edges.node.cpu()] = (self.densities(trace, after) - self.densities(trace, before)).cpu()
-                effects = update_effects_of(trace, samples.rollout, credit, kept, examples, before, after)
+                effects = update_effects_of(
+                    trace=trace,
+                    rollout=samples.rollout,
+                    credit=credit,
+                    kept=kept,
+                    examples=examples,
+                    before=before,
+                    after=after,
+                )
             rule = rule_of(self.config, trace.edges, skipped, learning_rate)
             sketches = [
-                with_update_effects(sketch(self.config, samples, credit, kept, ratio, row, rule, weights), effects)
+                with_update_effects(
+                    sketch(
+                        config=self.config,
+                        samples=samples,
+                        credit=credit,
+                        kept=kept,
+                        ratio=ratio,
+                        row=row,
+                        rule=rule,
+                        weights=weights,
+                    ),
+                    effects,
+                )
                 for row in range(trace.prompts)
             ]
         decode_batch, pictures = self.config.rollout.decode_batch, settings.pictures
         images = samples.rollout.images
-        return (with_pictures(one, trace, images, self.adapter, decode_batch, pictures, effects) for one in sketches)
+        return (
+            with_pictures(
+                sketch=one,
+                trace=trace,
+                images=images,
+                adapter=self.adapter,
+                decode_batch=decode_batch,
+                asked=pictures,
+                effects=effects,
+            )
+            for one in sketches
+        )

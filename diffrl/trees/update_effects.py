@@ -83,7 +83,14 @@ def update_effects_of(
     moved = (last - first).double()
     measured = [_effect(kept_nodes, row, moved[row], *compared.get(row, ({}, 0))) for row in range(len(rows))]
     nodes = kept_nodes.node.tolist()
-    return UpdateEffects(nodes, measured, first, kept_nodes.direction, last, kept_nodes.latents.dtype)
+    return UpdateEffects(
+        node=nodes,
+        effect=measured,
+        before=first,
+        direction=kept_nodes.direction,
+        after=last,
+        dtype=kept_nodes.latents.dtype,
+    )
 
 
 def with_update_effects(sketch: Sketch, effects: UpdateEffects | None) -> Sketch:
