@@ -1,4 +1,4 @@
-"""A folder of pictures as a source: found and captioned as `diffrl score` does it, scored if rewards were named."""
+"""A folder of images as a source: found and captioned as `diffrl score` does it, scored if rewards were named."""
 
 from __future__ import annotations
 
@@ -12,9 +12,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from diffrl.gallery.errors import GalleryError
-from diffrl.gallery.paths import PICTURES, VIDEOS, inside
+from diffrl.gallery.paths import MEDIA, inside
 from diffrl.gallery.records import Brief, Key, Sample, State
-from diffrl.tracking.index import DRAWN_SOURCES, source_file, source_of
+from diffrl.tracking.index import GENERATED_SOURCES, source_file, source_of
 from reward_models.common.suffixes import IMAGE_SUFFIXES, SIDECARS, TABLES, VIDEO_SUFFIXES
 
 if TYPE_CHECKING:
@@ -23,7 +23,6 @@ if TYPE_CHECKING:
 
 FRESH = 3.0
 """Seconds for which a look at the folder counts; after them it is looked at again, and read if it has changed."""
-MEDIA = PICTURES + VIDEOS
 SEEN = tuple({*MEDIA, *IMAGE_SUFFIXES, *VIDEO_SUFFIXES, *SIDECARS, *TABLES})
 """What a look at the folder notices: also what browsers do not show, which is counted."""
 
@@ -34,7 +33,7 @@ Mark = tuple[str, int, int, str | None]
 
 @dataclass(frozen=True)
 class Entry:
-    """A picture of the folder.
+    """An image of the folder.
 
     Args:
         item: as scoring knows it: path, prompt, metadata.
@@ -54,7 +53,7 @@ class Look:
     """What lies in a folder, seen without opening anything.
 
     Args:
-        files: size and time of change of pictures and captions, by relative name.
+        files: size and time of change of images and captions, by relative name.
         outside: links to somewhere else, or to nothing; they are left out.
         captions_outside: captions among them.
         there: whether there is a folder at all.
@@ -83,7 +82,7 @@ class Contents:
 
 
 class FolderSource:
-    """A folder of pictures, with captions beside them, in a metadata.jsonl or from `diffrl generate`."""
+    """A folder of images, with captions beside them, in a metadata.jsonl or from `diffrl generate`."""
 
     kind = "folder"
 
@@ -142,11 +141,11 @@ class FolderSource:
         return notes
 
     def readable(self) -> Sequence[Entry]:
-        """Return the pictures, none where the folder or its captions cannot be read, which its pages say."""
+        """Return the images, none where the folder or its captions cannot be read, which its pages say."""
         return self._read().entries
 
     def entries(self) -> Sequence[Entry]:
-        """Return the pictures, in the order of their names.
+        """Return the images, in the order of their names.
 
         Raises:
             GalleryError: the folder is gone, or its captions cannot be read (503).
@@ -157,7 +156,7 @@ class FolderSource:
         return contents.entries
 
     def _shown(self) -> Mapping[int, Entry]:
-        """The pictures by their ids, which stay theirs whatever else comes and goes: a page asks more than once."""
+        """The images by their ids, which stay theirs whatever else comes and goes: a page asks more than once."""
         self.entries()
         return self._entries
 
@@ -191,7 +190,7 @@ class FolderSource:
 
     def _source_of(self, metadata: Mapping[str, Any]) -> str | None:
         """Return the copy that was kept of the image that a sample is an edit of."""
-        file = source_file(metadata, DRAWN_SOURCES)
+        file = source_file(metadata, GENERATED_SOURCES)
         return file if file is not None and (self.path / file).is_file() else None
 
 
@@ -227,7 +226,7 @@ def look(root: Path) -> Look:
 
 
 def read_folder(root: Path, seen: Look) -> Contents:
-    """Return the pictures with their captions, and sentences about what was left out."""
+    """Return the images with their captions, and sentences about what was left out."""
     if not seen.there:
         return Contents(seen.version, error=f"The folder {root} is gone. Put it back, or restart the gallery.")
     if not any(file.lower().endswith(SEEN) and not file.lower().endswith(SIDECARS + TABLES) for file in seen.files):

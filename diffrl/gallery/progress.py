@@ -191,8 +191,10 @@ def how_it_ended(run: RunSource) -> str:
 
 def updates_once(run: RunSource) -> bool:
     """Whether an update is all of an iteration, so that what it measures compares the policy that drew with itself."""
-    lags = any(setting(run, key, "objective") for key in ("old_decay_max", "old_limit"))  # as older runs call it
-    return setting(run, "updates_per_iteration", "train") == 1 and not lags
+    old_policy_is_ema = any(
+        setting(run, key, "objective") for key in ("old_decay_max", "old_limit")
+    )  # as older runs call it
+    return setting(run, "updates_per_iteration", "train") == 1 and not old_policy_is_ema
 
 
 def setting(run: RunSource, name: str, section: str = "run") -> object:

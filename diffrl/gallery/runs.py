@@ -20,8 +20,8 @@ from diffrl.gallery.numbers import finite
 from diffrl.gallery.paths import inside
 from diffrl.gallery.records import Brief, Key, Sample, State
 from diffrl.tracking.index import (
+    IMAGES,
     INDEX,
-    PICTURES,
     connect,
     explained,
     is_exact,
@@ -120,7 +120,7 @@ class RunSource:
         return file if file is not None and (self.path / file).is_file() else None
 
     def _grown(self, sample: Sample) -> Sample:
-        """Return a training sample with its leaf, where its tree was kept: the picture may lie there alone."""
+        """Return a training sample with its leaf, where its tree was kept: the image may lie there alone."""
         if sample.state.stage != "train":
             return sample
         _, _, group, root, path = sample.key
@@ -128,8 +128,8 @@ class RunSource:
         return sample if leaf is None else replace(sample, leaf=leaf, file=sample.file or leaf.file)
 
     def media(self, file: str) -> str:
-        """See `Source.media`: pictures of samples and of trees."""
-        return str(inside(self.path, file, [self.path / PICTURES, self.path / TREES]))
+        """See `Source.media`: images of samples and of trees."""
+        return str(inside(self.path, file, [self.path / IMAGES, self.path / TREES]))
 
     def version(self) -> str:
         """See `Source.version`."""

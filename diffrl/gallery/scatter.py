@@ -31,14 +31,14 @@ class Point:
         y: score in the compared column.
         rows: the samples, as they were drawn; one, unless scores are tied.
         judged: 1 where the compared column is better, -1 where it is worse, 0 where they are the same.
-        pictured: whether any of the samples has its image in both columns.
+        has_image: whether any of the samples has its image in both columns.
     """
 
     x: float
     y: float
     rows: Sequence[Row]
     judged: int
-    pictured: bool
+    has_image: bool
 
 
 @dataclass(frozen=True)
@@ -83,7 +83,7 @@ class Scatter:
         return SIZE - self.across(score)
 
 
-def scatter(reward: str, rows: Sequence[Row], pictured: Collection[int], lower: bool = False) -> Scatter | None:
+def scatter(reward: str, rows: Sequence[Row], with_images: Collection[int], lower: bool = False) -> Scatter | None:
     """Return scores before and after, of every sample that has both.
 
     Nothing is moved aside (no jitter): samples with the same two scores are one point, which grows with their number.
@@ -91,7 +91,7 @@ def scatter(reward: str, rows: Sequence[Row], pictured: Collection[int], lower: 
     Args:
         reward: its name.
         rows: with values of this reward, and with the pair of columns that are compared.
-        pictured: `Row.order` of those with images in both.
+        with_images: `Row.order` of those with images in both.
         lower: whether less is better.
 
     Returns:
@@ -105,7 +105,7 @@ def scatter(reward: str, rows: Sequence[Row], pictured: Collection[int], lower: 
     if not tied:
         return None
     points = [
-        Point(x, y, of_point, judgement(y - x, lower), any(row.order in pictured for row in of_point))
+        Point(x, y, of_point, judgement(y - x, lower), any(row.order in with_images for row in of_point))
         for (x, y), of_point in tied.items()
     ]
     values = [score for pair in tied for score in pair]

@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from diffrl.errors import ConfigError
-from diffrl.gallery.paths import PICTURES, VIDEOS
+from diffrl.gallery.paths import MEDIA
 from diffrl.gallery.records import Source
 from diffrl.gallery.runs import RunSource
 from diffrl.tracking.index import INDEX
@@ -47,7 +47,7 @@ def find_sources(paths: Sequence[Path]) -> list[Source]:
         runs = [path] if is_run(path) else sorted(runs_below(path), key=begun, reverse=True)
         if runs:
             kinds += [(run, "run") for run in runs]
-        elif holds_pictures(path):
+        elif holds_media(path):
             kinds.append((path, "folder"))
         elif not is_empty(path):
             raise ConfigError(
@@ -148,9 +148,9 @@ def is_empty(path: Path) -> bool:
     return all(entry.name in BEGINNINGS for entry in files)
 
 
-def holds_pictures(path: Path) -> bool:
+def holds_media(path: Path) -> bool:
     """Return whether there is an image or a video in a folder or below it."""
-    return any(entry.suffix.lower() in PICTURES + VIDEOS for entry in path.rglob("*") if entry.is_file())
+    return any(entry.suffix.lower() in MEDIA for entry in path.rglob("*") if entry.is_file())
 
 
 def titles_of(paths: Sequence[Path]) -> list[str]:

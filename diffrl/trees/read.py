@@ -19,8 +19,8 @@ _DOCUMENT = TypeAdapter(TreeRecord)
 def list_trees(run_dir: Path) -> list[tuple[int, int]]:
     """Return iteration and group of the trees that were kept, ascending."""
     folders = (run_dir / TREES).iterdir() if (run_dir / TREES).is_dir() else ()
-    found = [match for folder in folders if (match := NAME.fullmatch(folder.name)) and (folder / DOCUMENT).is_file()]
-    return sorted((int(match[1]), int(match[2])) for match in found)
+    matches = [match for folder in folders if (match := NAME.fullmatch(folder.name)) and (folder / DOCUMENT).is_file()]
+    return sorted((int(match[1]), int(match[2])) for match in matches)
 
 
 def read_tree(run_dir: Path, iteration: int, group: int) -> TreeRecord:

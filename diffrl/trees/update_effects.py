@@ -17,7 +17,7 @@ from diffrl.trees.record import UpdateEffect
 from diffrl.trees.tracing import Trace
 
 ETA = 1.0
-"""How many directions lie between the pictures before and aim: 1 is where p(x0) exp(A) leads to first order."""
+"""How many directions lie between the images before and aim: 1 is where p(x0) exp(A) leads to first order."""
 
 
 @dataclass(frozen=True)
@@ -40,7 +40,7 @@ class UpdateEffects:
     after: Tensor
     dtype: torch.dtype
 
-    def pictured(self, node: int) -> int | None:
+    def row_of(self, node: int) -> int | None:
         """Where a node of the forest stands; None if it does not split, or has no direction to show."""
         row = self.node.index(node) if node in self.node else None
         return row if row is not None and self.effect[row].size != 0 else None

@@ -38,13 +38,13 @@ def clip(page, row=0):
 def zoom(page):
     """Scale of every enlarged picture."""
     script = "e => e.map(one => new DOMMatrix(getComputedStyle(one).transform).a)"
-    return page.locator(".pane .picture").evaluate_all(script)
+    return page.locator(".pane .media").evaluate_all(script)
 
 
 def shift(page):
     """How far every enlarged picture was moved, in pixels."""
     script = "e => e.map(one => new DOMMatrix(getComputedStyle(one).transform)).map(m => [m.e, m.f])"
-    return page.locator(".pane .picture").evaluate_all(script)
+    return page.locator(".pane .media").evaluate_all(script)
 
 
 def settles(read, expected):

@@ -20,7 +20,7 @@ from diffrl.gallery.errors import GalleryError
 from diffrl.gallery.pages import vote as pages
 from diffrl.gallery.pages.vote import Ballots
 from diffrl.gallery.ranking import tallies, wilson
-from diffrl.gallery.thumbnails import blind_picture, part
+from diffrl.gallery.thumbnails import blind_image, part
 from diffrl.gallery.votes import Side, Vote, add_vote, read_votes, void_vote
 from diffrl.tracking.store import SampleStore
 from reward_models.media import to_pil
@@ -173,12 +173,12 @@ def test_pictures_lose_what_their_files_say_and_both_get_one_size(tmp_path):
     large.save(tmp_path / "b.jpg", comment=b"base model")
     read = {}
     for here, beside in (("a.png", "b.jpg"), ("b.jpg", "a.png")):
-        data, kind = blind_picture(tmp_path / here, tmp_path / beside)
+        data, kind = blind_image(tmp_path / here, tmp_path / beside)
         assert kind == "image/png" and b"checkpoint" not in data and b"base model" not in data
         read[here] = Image.open(io.BytesIO(data))
         assert read[here].info == {}
     assert read["a.png"].size == (96, 96) and read["b.jpg"].size == (96, 48)
-    same, _ = blind_picture(tmp_path / "a.png", tmp_path / "a.png")
+    same, _ = blind_image(tmp_path / "a.png", tmp_path / "a.png")
     assert Image.open(io.BytesIO(same)).tobytes() == small.tobytes(), "pixels stay as they are"
 
 
@@ -548,7 +548,7 @@ def test_results_page_shows_figures_thumbnails_and_only_what_was_asked_for(made,
     assert (
         "4 votes cannot tell" in page and "Wilson" in page and "shapes_strict" in page and "1 tie is not in it" in page
     )
-    sources = re.findall(r'<img class="picture[^"]*" src="([^"]+)"', page)
+    sources = re.findall(r'<img class="media[^"]*" src="([^"]+)"', page)
     assert len(sources) == 8 and all(
         client.get(address.replace("&amp;", "&")).status_code == 200 for address in sources
     )

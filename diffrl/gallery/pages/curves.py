@@ -46,7 +46,7 @@ def curves(site: Site, query: Query) -> Answer:
             axes={name: words for name, (_, words) in AXES.items()},
             problems=[(track.title, track.problem) for track in tracks if track.problem],
             changes=[(run.title, words) for run in runs for words in mixed(run)],
-            lead=lead(panels, lines),
+            headline=headline(panels, lines),
             sections=_sections(site, panels, lines, keys, x),
             data=page_data(panels, lines, tracks, x),
             all_csv=site.links.page("curves.csv", run=keys),
@@ -55,7 +55,7 @@ def curves(site: Site, query: Query) -> Answer:
     )
 
 
-def lead(panels: Sequence[Panel], lines: Mapping[str, Sequence[Line]]) -> str:
+def headline(panels: Sequence[Panel], lines: Mapping[str, Sequence[Line]]) -> str:
     """Of the first panel its lines' first and last values; of more than `NAMED` those that end lowest and highest."""
     if not panels or not lines[panels[0].id]:
         return "Curves"

@@ -45,7 +45,7 @@ const rows = {
     box.className = "swipe";
     const stack = document.createElement("div");
     stack.className = "stack";
-    const [before, after] = [first, last].map((cell) => (cell.querySelector("picture") ?? cell.querySelector(".picture")).cloneNode(true));
+    const [before, after] = [first, last].map((cell) => (cell.querySelector("picture") ?? cell.querySelector(".media")).cloneNode(true));
     const edge = document.createElement("span");
     for (const layer of [before, after]) {
       layer.removeAttribute("controls");

@@ -139,7 +139,7 @@ def _node(view: TreeView, node: TreeNode, depth: Sequence[int], served: dict[str
     leaf, siblings, strength = node.leaf, view.children[node.parent], view.strength(node)
     failed = leaf is not None and node.sampled and not known(leaf.total)
     kind = {"leaf": leaf is not None, "inner": leaf is None, "idle": not node.sampled, "failed": failed}
-    own = served.get((node.picture if node.sampled else leaf and leaf.proxy_picture) or "")
+    image = served.get((node.picture if node.sampled else leaf and leaf.proxy_picture) or "")
     proxy = served.get(leaf.proxy_picture or "") if leaf is not None and node.sampled else None
     left_out = leaf is not None and push(leaf.advantage) and not leaf.trained and view.record.rule.get("samples")
     return {
@@ -154,7 +154,7 @@ def _node(view: TreeView, node: TreeNode, depth: Sequence[int], served: dict[str
         "siblings": len(siblings),
         "chip": share(strength) if node.parent is not None and node.sampled and known(strength) else "",
         "turning": node.turning,
-        "image": own,
+        "image": image,
         "proxy_image": proxy,
         "value": three(node.value) if leaf is None and node.sampled else "",
         "reward": "" if leaf is None or not node.sampled else "failed" if failed else three(leaf.total),

@@ -227,8 +227,8 @@ class TreeView:
         return self.weight(node) if self.trains_splits else node.advantage
 
 
-def _trains(trained: bool, credited: bool, pulled: bool) -> str:
-    if trained and (credited or pulled):
+def _trains(trained: bool, credited: bool, has_reference: bool) -> str:
+    if trained and (credited or has_reference):
         return "yes" if credited else PULLED
     return "no"
 
