@@ -75,7 +75,7 @@ def label(state: State) -> str:
 
 
 def stream(source: Source, state: State) -> str:
-    """What the noise of a state's samples was drawn for: with an equal key, an equal stream means the same noise.
+    """Return what the noise of a state's samples was generated for: equal keys and streams are the same noise.
 
     Evaluations draw the same noise at every iteration, training draws its own (`rollout.address`); of other stages
     nothing is known, so that each of their iterations counts as a stream of its own. Latents of another model or
@@ -120,7 +120,7 @@ def choose(site: Site, query: Query) -> Choice:
 
 
 def named(pairs: Sequence[tuple[Source, State]]) -> list[Column]:
-    """Columns with labels that tell them apart: the source is named where there are several, or it is a folder."""
+    """Return columns with labels that tell them apart; the source is named where there are several, or of a folder."""
     several = len({source.key for source, _ in pairs}) > 1
 
     def words(source: Source, state: State) -> str:
@@ -184,14 +184,14 @@ def options(source: Source, kept: Sequence[State] = ()) -> list[State]:
 
 
 def thinned(states: Sequence[State], kept: Sequence[State] = (), most: int = OFFERED) -> list[State]:
-    """Of many states about `most`: the first, the last, evenly many between, and those of `kept`."""
+    """Return about `most` of many states: the first, the last, evenly many between, and those of `kept`."""
     every = max(1, -(-len(states) // most))
     keys = {state.key for state in kept}
     return [s for i, s in enumerate(states) if i % every == 0 or i == len(states) - 1 or s.key in keys]
 
 
 def exported_states(site: Site, source: Source) -> tuple[list[State], int]:
-    """The evaluations of a source that an exported site has pages of (about option `evaluations`), and of how many.
+    """Return the evaluations of a source that an exported site has pages of, and of how many (option `evaluations`).
 
     Raises:
         GalleryError: its store cannot be read.
@@ -223,7 +223,7 @@ def lower_rewards(columns: Sequence[Column], names: Sequence[str]) -> frozenset[
 
 
 def default_reward(columns: Sequence[Column], names: Sequence[str]) -> str | None:
-    """The first held-out reward of the first run that has one, else "total", else the first; None without any."""
+    """Return the first held-out reward of the first run that has one, else "total", else the first."""
     for column in columns:
         if isinstance(column.source, RunSource):
             held_out = [name for name in first_rewards(column.source) if name in names]

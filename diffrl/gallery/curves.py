@@ -81,7 +81,7 @@ def points_of(track: Track, name: str) -> list[Point]:
 
 
 def thin(points: Sequence[Point], limit: int = LIMIT) -> list[Point]:
-    """At most `limit` points: the first, the last, and the lowest, highest and a gap of each bucket."""
+    """Return at most `limit` points: the first, the last, and the lowest, highest and a gap of each bucket."""
     if len(points) <= limit:
         return list(points)
     import numpy as np
@@ -100,7 +100,7 @@ def thin(points: Sequence[Point], limit: int = LIMIT) -> list[Point]:
 
 
 def lines_of(panel: Panel, tracks: Sequence[Track], colours: Mapping[str, int] | None = None) -> list[Line]:
-    """The lines of a panel. Runs differ by colour where there are several, else metrics do; dashes differ as well.
+    """Return the lines of a panel: several runs differ by colour, else metrics do; dashes differ as well.
 
     Args:
         panel: which.
@@ -191,7 +191,7 @@ def _short(value: float | None, scale: float = 1.0) -> float | int | None:
 
 
 def csv_of(runs: Sequence[tuple[str, Sequence[Row]]], columns: Sequence[str] | None = None) -> str:
-    """One line a row of metrics, nothing thinned: run, the three axes, then the metrics. Empty where there is none.
+    """Return a line for each row of metrics, nothing thinned: run, the three axes, then the metrics.
 
     Args:
         runs: key and rows of each.

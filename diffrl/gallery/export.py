@@ -185,7 +185,7 @@ class Shelf:
         self._names = Names()
 
     def keep(self, source: str, file: str, size: int | None, still: bool) -> str:
-        """See `static_links.Keep`. An image that is small enough is its own thumbnail."""
+        """Write an image (small enough, it is its own thumbnail) and return its address; see `static_links.Keep`."""
         try:
             path = Path(self._sources[source].media(file))
             small = shrink(path, size, still) if size is not None or still else None

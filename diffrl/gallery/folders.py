@@ -66,7 +66,7 @@ class Look:
 
     @property
     def version(self) -> str:
-        """A hash of it all."""
+        """A hash of what lies there."""
         text = repr((sorted(self.files.items()), sorted(self.outside), self.captions_outside, self.there))
         return hashlib.sha256(text.encode("utf-8", "surrogatepass")).hexdigest()[:16]
 
@@ -96,20 +96,20 @@ class FolderSource:
         self._entries: dict[int, Entry] = {}
 
     def states(self) -> list[State]:
-        """See `Source.states`: one, the folder itself; none while it is empty."""
+        """Return one state, the folder itself; none while it is empty."""
         entries = self.entries()
         return [State("folder", 0, len(entries))] if entries else []
 
     def reward_names(self, state: State) -> list[str]:
-        """See `Source.reward_names`: those named on the command line, and their parts."""
+        """Return the rewards named on the command line, and their parts."""
         return self.scores.names() if self.scores is not None else []
 
     def lower_is_better(self, state: State) -> frozenset[str]:
-        """See `Source.lower_is_better`: as the rewards say."""
+        """Return those of which less is better, as the rewards say."""
         return self.scores.lower if self.scores is not None else frozenset()
 
     def briefs(self, state: State, reward: str | None) -> list[Brief]:
-        """See `Source.briefs`."""
+        """Return all images, in the order of their names."""
         entries = self._shown()
         marks = [entry.mark for entry in entries.values()]
         values = self.scores.values(marks, reward) if self.scores and reward else [None] * len(marks)
@@ -119,16 +119,16 @@ class FolderSource:
         ]
 
     def samples(self, state: State, ids: Sequence[int]) -> list[Sample]:
-        """See `Source.samples`: what was removed, or has another prompt by now, is not among them."""
+        """Return images by their ids; what was removed, or has another prompt by now, is not among them."""
         entries = self._shown()
         return [self._sample(number, entries[number], state) for number in ids if number in entries]
 
     def media(self, file: str) -> str:
-        """See `Source.media`: only what lies in the folder once every link was followed."""
+        """Return the path of an image that lies in the folder once every link was followed."""
         return str(inside(self.path, file, [self.path]))
 
     def version(self) -> str:
-        """See `Source.version`."""
+        """Return a text that changes with what lies in the folder."""
         return self._read().version
 
     def notes(self) -> list[str]:
@@ -156,7 +156,7 @@ class FolderSource:
         return contents.entries
 
     def _shown(self) -> Mapping[int, Entry]:
-        """The images by their ids, which stay theirs whatever else comes and goes: a page asks more than once."""
+        """Return the images by their ids, which stay theirs whatever else comes and goes."""
         self.entries()
         return self._entries
 
@@ -195,7 +195,7 @@ class FolderSource:
 
 
 def look(root: Path) -> Look:
-    """See what lies in a folder; hidden files, and folders behind links, are passed over as scoring does."""
+    """Return what lies in a folder; hidden files, and folders behind links, are passed over as scoring does."""
     files: dict[str, tuple[int, int]] = {}
     outside: set[str] = set()
     real = os.path.realpath(root)

@@ -39,7 +39,7 @@ def signed(value: float | None) -> str:
 
 
 def improvement(change: float, lower: bool = False) -> float:
-    """What a change is worth: itself, or its opposite where lower is better. Whatever judges a change asks this."""
+    """Return a change, or its opposite where lower is better; whatever judges a change asks this."""
     return -change if lower else change
 
 

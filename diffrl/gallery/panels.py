@@ -171,7 +171,7 @@ def is_evaluated(column: str) -> bool:
 
 
 def panels_of(columns: Iterable[str], runs: int = 1) -> list[Panel]:
-    """The panels of some columns, those with data only; every column stands in exactly one, but for spreads and axes.
+    """Return the panels with data; every column stands in exactly one, but for spreads and axes.
 
     Args:
         columns: that have numbers, in their order.

@@ -49,7 +49,7 @@ def inside(root: Path, file: str, folders: Sequence[Path]) -> Path:
 
 
 def present(root: Path, files: Iterable[str], media: Callable[[str], str]) -> set[str]:
-    """Those of many files that a source has. It is asked for one a folder, so that links are followed once for all.
+    """Return those of many files that a source has; it is asked for one a folder, to follow links once for all.
 
     Args:
         root: the source's path.

@@ -94,7 +94,7 @@ def _decided(votes: Sequence[Vote]) -> Iterator[tuple[Vote, Side, Side, int]]:
 
 
 def _is_reduced(vote: Vote) -> bool:
-    """Whether an image of a vote is a small one, which runs keep to be looked at; what is gone is missed elsewhere."""
+    """Return whether an image of a vote is one of the small ones that runs keep to be looked at."""
     for side in (vote.a, vote.b):
         run = Path(side.path)
         with suppress(GalleryError):

@@ -112,7 +112,7 @@ class Sample:
 
 
 def reason(notes: Mapping[str, str]) -> str | None:
-    """What scorers say of a sample, in one line: each thing once, whichever of them say it; None if they say nothing.
+    """Return what scorers say of a sample in one line, each thing once; None if they say nothing.
 
     Args:
         notes: by the name of the reward.

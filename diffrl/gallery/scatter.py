@@ -66,7 +66,7 @@ class Scatter:
     lower: bool = False
 
     def radius(self, point: Point) -> float:
-        """Of a point, in units of the drawing."""
+        """Return the radius of a point, in units of the drawing."""
         return max(LEAST, self._unit * math.sqrt(len(point.rows)))
 
     @cached_property
@@ -75,11 +75,11 @@ class Scatter:
         return min(SINGLE, LARGEST / math.sqrt(max(len(one.rows) for one in self.points)))
 
     def across(self, score: float) -> float:
-        """Place of a score from the left, in units of the drawing."""
+        """Return the place of a score from the left, in units of the drawing."""
         return (score - self.low) / (self.high - self.low) * SIZE
 
     def down(self, score: float) -> float:
-        """Place of a score from the top."""
+        """Return the place of a score from the top."""
         return SIZE - self.across(score)
 
 
@@ -115,7 +115,7 @@ def scatter(reward: str, rows: Sequence[Row], with_images: Collection[int], lowe
 
 
 def axis(lowest: float, highest: float) -> tuple[float, float, list[float]]:
-    """Ends of an axis and the round numbers along it: multiples of 1, 2 or 5 times a power of ten.
+    """Return the ends of an axis and the round numbers along it: multiples of 1, 2 or 5 times a power of ten.
 
     Args:
         lowest: score.

@@ -131,7 +131,7 @@ class Site:
         return source
 
     def trees(self, run: RunSource) -> list[tuple[int, int]]:
-        """Iteration and group of a run's trees, ascending; of many an exported site has the newest (option `trees`)."""
+        """Return iteration and group of a run's trees, ascending; an exported site has the newest (option `trees`)."""
         return list_trees(run.path)[-self.options.get("trees", 0) :]
 
     def state(self, key: str) -> tuple[Source, State]:
@@ -187,7 +187,7 @@ class Site:
         return Markup(macro(source, file, alt, size, css, lazy, moves(source, file)))
 
     def evaluations(self, source: Source, sample: Sample) -> str | None:
-        """Where static/evaluations.js finds a sample at every evaluation of its run; see `pages.evaluations.followed`.
+        """Return where static/evaluations.js finds a sample at every evaluation of its run (`pages.evaluations`).
 
         None for what was not drawn in an evaluation of a run: other stages draw noise of their own at every iteration,
         so there is nothing to follow. A page from disk cannot fetch, but it can run a script.

@@ -59,7 +59,7 @@ def find_sources(paths: Sequence[Path]) -> list[Source]:
 
 
 def begun(run: Path) -> float:
-    """When a run began, seconds since 1970, by the first file that it wrote.
+    """Return when a run began, seconds since 1970, by the first file that it wrote.
 
     The time of its directory changes when its store is read: by it, runs would change places whenever they are shown.
     """
@@ -130,7 +130,7 @@ def left_out(paths: Sequence[Path]) -> list[str]:
 
 
 def _begun(path: Path, depth: int = DEPTH) -> list[Path]:
-    """Folders below, down to some levels, with a configuration alone: no runs, not in runs and without runs in them."""
+    """Return folders below, down to some levels, that hold a configuration and no run, and are in none."""
     configured = []
     for folder in sorted(entry for entry in path.iterdir() if entry.is_dir() and not entry.name.startswith(".")):
         if is_run(folder):
@@ -169,7 +169,7 @@ def titles_of(paths: Sequence[Path]) -> list[str]:
 
 
 def _named(kinds: Sequence[tuple[Path, str]], known: Sequence[Source] = ()) -> list[Source]:
-    """Sources with keys of their own, the folder's name, with a number where several have it; titles tell them apart.
+    """Return sources with keys of their own, the folder's name and a number where needed; titles tell them apart.
 
     Args:
         kinds: paths, and whether each is a run or a folder of images.

@@ -77,7 +77,7 @@ class Thumbnails:
 
 
 def shrink(path: Path, size: int | None, still: bool) -> bytes | None:
-    """See `Thumbnails.get`."""
+    """Return a small WebP of an image, made anew; see `Thumbnails.get`."""
     from PIL import Image
 
     from reward_models.common.image_files import frames_of

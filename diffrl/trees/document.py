@@ -39,7 +39,7 @@ class Sketch:
 
 
 def trained_edges(objective: ObjectiveSettings, rollout: Rollout, credit: Credit, kept: Tensor) -> Tensor:
-    """(N,) bool, the nodes whose edge was in the loss with a weight: recorded, not pruned, and credited or pulled."""
+    """Return (N,) bool, the nodes whose edge was in the loss: recorded, not pruned, and credited or pulled."""
     trained = torch.zeros_like(kept)
     if objective.trains_steps:
         trained[rollout.edges.node.cpu()] = True
@@ -140,7 +140,7 @@ def sketch(
 
 
 def _shown(samples: Samples) -> tuple[Forest, Tensor, Tensor]:
-    """The forest that is shown, and the rollout's row of each of its nodes (N,) and of each of its samples (S,)."""
+    """Return the forest that is shown, and the rollout's row of each of its nodes (N,) and samples (S,)."""
     forest = samples.rollout.forest
     if samples.exploration is None or samples.chosen is None:
         return forest, torch.arange(len(forest.parent)), torch.arange(len(forest))
@@ -159,7 +159,7 @@ def _leaves(
     sample_of: Tensor,
     number: Mapping[int, int],
 ) -> dict[int, tuple[TreeLeaf, int, int]]:
-    """Of each node that a sample grows from: what is known of it, its row in the rollout or -1, and in the forest."""
+    """Return what is known of each node that a sample grows from, its row in the rollout or -1, and its sample."""
     table, chosen, paths = samples.table, samples.chosen, sample_paths(forest)
     totals, outcomes, used = _numbers(table.total), _numbers(credit.outcome), credit.used.tolist()
     assert credit.detail is not None
@@ -195,7 +195,7 @@ def _leaves(
 
 
 def _turns(detail: CreditDetail, places: Sequence[int]) -> dict[int, dict[int, bool]]:
-    """Of each row of the rollout's forest at which paths turn: their samples' nodes in the record, and whether kept.
+    """Return for each row at which paths turn their samples' nodes in the record, and whether kept.
 
     Args:
         detail: of the rollout's credit.
@@ -221,5 +221,5 @@ def _digits(value: float) -> float:
 
 
 def _numbers(column: Tensor) -> list[float | None]:
-    """None for NaN and infinity, which JSON lacks."""
+    """Return a column with None for NaN and infinity, which JSON lacks."""
     return [_digits(value) if math.isfinite(value) else None for value in column.tolist()]

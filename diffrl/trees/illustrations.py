@@ -12,7 +12,7 @@ IMAGES, CLIPS = 96, 16
 
 
 def illustration(media: Tensor) -> Tensor:
-    """An image or a clip as it is kept: at most `SIDE` pixels along its longer edge, `FRAMES` frames, on the CPU.
+    """Return an image or a clip as it is kept: at most `SIDE` pixels an edge and `FRAMES` frames, on the CPU.
 
     Args:
         media: (3, H, W) or (F, 3, H, W) uint8. Frames are taken evenly, the first and the last among them.

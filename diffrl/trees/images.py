@@ -78,7 +78,7 @@ def with_images(
 
 
 def _affordable(sketch: Sketch, effects: UpdateEffects | None, left: int) -> tuple[list[int], dict[int, int]]:
-    """Inner nodes whose images are kept, and of splits whose three are kept the row in `effects` and the node."""
+    """Return inner nodes whose images are kept, and the row in `effects` and node of splits whose three are."""
     inner, splits = list[int](), dict[int, int]()
     for i in most_telling(sketch.record):
         if left < 1:
@@ -93,7 +93,7 @@ def _affordable(sketch: Sketch, effects: UpdateEffects | None, left: int) -> tup
 
 
 def most_telling(record: TreeRecord) -> list[int]:
-    """Return inner nodes that were drawn, those first whose images tell most.
+    """Return inner nodes that were sampled, those first whose images tell most.
 
     That is the path to the best sample, then to the worst, the second best, and so on; last, in the order of the nodes,
     what leads to no scored sample.
@@ -114,7 +114,7 @@ def most_telling(record: TreeRecord) -> list[int]:
 
 @torch.no_grad()
 def decode_whole(adapter: ModelAdapter, latents: Tensor, decode_batch: int) -> list[Tensor | None]:
-    """Illustrations, uint8 on the CPU; None where the decoder breaks: what nobody trains on must not end a run."""
+    """Return illustrations, uint8; None where the decoder breaks: what nobody trains on must not end a run."""
     images: list[Tensor | None] = []
     for piece in latents.split(decode_batch) if len(latents) else ():
         rows = list(range(len(piece)))

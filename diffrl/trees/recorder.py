@@ -84,7 +84,7 @@ class TreeRecorder:
         learning_rate: float,
         weights: Mapping[str, Mapping[str, Any]],
     ) -> Iterable[KeptTree]:
-        """The trees of an iteration whose updates are done, their images made as they are asked for, one by one.
+        """Return the trees of an iteration whose updates are done, images made one tree at a time as asked for.
 
         Args:
             trace: what was seen of its first prompts; without it there are no trees.

@@ -53,7 +53,7 @@ class Tracer:
         self._held = list[Tensor]()
 
     def observers(self, forest: Forest) -> list[Observer]:
-        """Return what is to be shown every level while the forest is drawn."""
+        """Return the observers of every level while the forest is sampled."""
         self._edges = EdgeRecorder(forest, prompts=self.prompts)
         self._predicted = PredictionRecorder(forest, self.prompts)
         return [self._edges, self._predicted]
@@ -76,7 +76,7 @@ class Tracer:
         return Trace(self.prompts, self._predicted.nodes, self._predicted.latents, self._edges.edges(), proxies)
 
     def _proxies(self, samples: Samples) -> dict[int, Tensor]:
-        """Candidates' images by the pool's sample: of each prompt so many, those that were drawn again first."""
+        """Return candidates' images by the pool's sample: so many of each prompt, those generated again first."""
         if samples.exploration is None or samples.chosen is None:
             return {}
         again, kept = set(samples.chosen.samples.tolist()), dict[int, Tensor]()

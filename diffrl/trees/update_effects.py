@@ -41,7 +41,7 @@ class UpdateEffects:
     dtype: torch.dtype
 
     def row_of(self, node: int) -> int | None:
-        """Where a node of the forest stands; None if it does not split, or has no direction to show."""
+        """Return the row of a node of the forest; None if it does not split, or has no direction to show."""
         row = self.node.index(node) if node in self.node else None
         return row if row is not None and self.effect[row].size != 0 else None
 
@@ -131,7 +131,7 @@ def _effect(examples: NodeExamples, row: int, moved: Tensor, pulls: Mapping[int,
 def _compared(
     rollout: Rollout, credit: Credit, kept: Tensor, origins: Tensor
 ) -> dict[int, tuple[dict[int, float], int]]:
-    """By row in `origins`: each compared sample's weight, by the node that it grows from, and how many children."""
+    """Return by row in `origins` each compared sample's weight, by its node, and the number of children."""
     below: dict[int, list[tuple[int, int]]] = {}
     for columns in leaves_below(rollout, origins, credit.used, kept):
         for row, sample, child in zip(*(column.tolist() for column in columns), strict=True):

@@ -81,7 +81,7 @@ def loses_nothing(size: Sequence[int]) -> bool:
 
 
 def keep_source(path: str, file: Path) -> None:
-    """A small copy of the image that samples are edits of, made once: a still WebP, written whole or not at all.
+    """Write a small copy, once, of the image that samples are edits of: a still WebP, whole or not at all.
 
     Args:
         path: of the image.

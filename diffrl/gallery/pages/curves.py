@@ -56,7 +56,7 @@ def curves(site: Site, query: Query) -> Answer:
 
 
 def headline(panels: Sequence[Panel], lines: Mapping[str, Sequence[Line]]) -> str:
-    """Of the first panel its lines' first and last values; of more than `NAMED` those that end lowest and highest."""
+    """Return the first panel's first and last values; of more than `NAMED` lines those that end lowest and highest."""
     if not panels or not lines[panels[0].id]:
         return "Curves"
     panel = panels[0]
@@ -99,7 +99,7 @@ def explained(panels: Sequence[Panel], lines: Mapping[str, Sequence[Line]]) -> l
 
 
 def curves_svg(site: Site, query: Query) -> Answer:
-    """One panel, or all that are not folded away, as an SVG document; drawn once for what the runs have written."""
+    """Return one panel, or all that are not folded away, as SVG; made once for what the runs have written."""
     runs, x, panel = _runs(site, query), query.choice("x", AXES, "iteration"), query.text("panel")
     svg = site.drawings.get(("svg", x, panel, *_written(runs)), lambda: _drawn(site, runs, x, query))
     return Answer(svg or "", "image/svg+xml", filename=_filename(runs, panel, "svg"))
@@ -149,7 +149,7 @@ def _runs(site: Site, query: Query) -> list[RunSource]:
 
 
 def _panel(query: Query, tracks: Sequence[Track]) -> Panel | None:
-    """The panel that was asked for, whether each metric has an axis of its own here or shares one; None if none was."""
+    """Return the panel that was asked for, its metrics on one axis or on several; None if none was."""
     wanted = query.text("panel")
     if not wanted:
         return None

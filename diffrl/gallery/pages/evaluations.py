@@ -90,7 +90,7 @@ def followed(site: Site, run: RunSource, block: int, key: str) -> dict[str, Any]
 
 
 def seen(site: Site, run: RunSource, sample: Sample, names: Sequence[str]) -> dict[str, Any]:
-    """A sample at one evaluation: its image if it was kept, what it scored by `names`, and what scorers say of it."""
+    """Return a sample at one evaluation: its image if kept, its scores by `names`, and what scorers say of it."""
     entry: dict[str, Any] = {"values": [finite(sample.value(name)) for name in names]}
     if sample.reason:
         entry["reason"] = sample.reason

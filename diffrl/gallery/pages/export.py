@@ -91,12 +91,12 @@ class Exports:
 
 
 def export(site: Site, query: Query) -> Answer:
-    """Only the running server exports (`add_routes`)."""
+    """Raise that only the running server exports (`add_routes`)."""
     raise GalleryError("An export needs the running gallery. This one was exported. Start it: diffrl gallery RUN.", 404)
 
 
 def add_routes(app: FastAPI, site: Site) -> None:
-    """The page that asks for an export and tells how far it is, and the file."""
+    """Add the page that asks for an export and shows how far it is, and the file."""
 
     def make(sources: Sequence[Source], folder: Path, far: Callable[[int, int], None]) -> list[str]:
         from diffrl.gallery.export import export_site  # numpy comes with it: only whoever exports waits for that

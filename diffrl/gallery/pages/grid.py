@@ -98,7 +98,7 @@ def _rows(columns: Sequence[Column]) -> tuple[list[Row], list[Mapping[int, Key]]
 
 
 def across(states: Sequence[Sequence[State]]) -> list[int]:
-    """The iterations of any run's evaluations, ascending; of many about `ACROSS`, the first and the last among them."""
+    """Return the iterations of any run's evaluations, ascending; of many about `ACROSS`, the ends among them."""
     every = sorted({state.iteration for run in states for state in run if state.stage == "eval"})
     return [state.iteration for state in thinned([State("eval", n) for n in every], most=ACROSS)]
 

@@ -74,7 +74,7 @@ def _counts(images: int, steps: int) -> str:
 
 
 def _dots(rewards: Sequence[float]) -> list[str]:
-    """Where rewards lie between 0 and 1, in percent; between the least and the largest where they leave that range."""
+    """Return where rewards lie, in percent of 0 to 1, or of their own range where they leave that."""
     if not rewards:
         return []
     low, high = min(0.0, *rewards), max(1.0, *rewards)
@@ -141,7 +141,7 @@ def _shots(record: TreeRecord, figure: dict[str, Any], section: Section) -> list
 
 
 def neighbours(kept: Sequence[tuple[int, int]], here: tuple[int, int]) -> dict[str, tuple[int, int] | None]:
-    """The trees before and after one, and those of the iterations around it, of the same group where there is one.
+    """Return the trees before and after one, and those of the iterations around it, of its group where there is one.
 
     Args:
         kept: iteration and group of all trees, ascending.

@@ -225,7 +225,7 @@ class Ballots:
 
 
 def vote(site: Site, query: Query) -> Answer:
-    """Only the running server takes votes (`add_routes`)."""
+    """Raise that only the running server takes votes (`add_routes`)."""
     raise GalleryError("Votes need the running gallery. This one was exported. Start it: diffrl gallery RUN.", 404)
 
 

@@ -54,7 +54,7 @@ def share(value: float | None) -> str:
 
 
 def push(advantage: float | None) -> int:
-    """Where an advantage pushes: 1 up, -1 down, 0 nowhere, rounding errors of equal rewards and None included."""
+    """Return 1 where an advantage pushes up, -1 down, 0 nowhere (None and rounding errors of equal rewards too)."""
     if advantage is None or not abs(advantage) > NOTHING:
         return 0
     return 1 if advantage > 0 else -1
@@ -66,7 +66,7 @@ def weak(advantage: float | None) -> bool:
 
 
 def tiny(value: float | None) -> str:
-    """A small number with two digits that mean something, its sign, and no power of ten; a dash where there is none."""
+    """Return a small number with its sign, two digits that mean something and no power of ten; a dash for None."""
     if value is None or not math.isfinite(value):
         return "–"
     sign = "+" if value > 0 else "−" if value < 0 else "±"
@@ -96,7 +96,7 @@ def compact(value: float) -> str:
 
 
 def likelier(change: float) -> str:
-    """What a change of a log-likelihood means: "1.6 times as likely", "3.2 % less likely", "e^12 times as likely"."""
+    """Return a change of a log-likelihood as "1.6 times as likely", "3.2 % less likely", "e^12 times as likely"."""
     if abs(change) >= math.log(100):
         return f"e^{'+' if change > 0 else '−'}{abs(change):.0f} times as likely".replace("^+", "^")
     times = math.exp(change)

@@ -105,7 +105,7 @@ def rules(view: TreeView) -> list[tuple[str, str]]:
 
 
 def _idle_clip(rule: Mapping[str, Any]) -> str:
-    """That the clip cannot act where the first update, at which nothing has moved yet, is the only one.
+    """Return that the clip cannot act where the first update, before which nothing moved, is the only one.
 
     Beside nft the policy that draws may lag behind the one that trains, which records do not tell.
     """
@@ -118,7 +118,7 @@ def _idle_clip(rule: Mapping[str, Any]) -> str:
 
 
 def which_prompt(record: TreeRecord) -> str:
-    """Which prompt of the iteration it is: "prompt 1 of 8"; of records that do not say of how many, "group 0"."""
+    """Return which prompt of the iteration it is: "prompt 1 of 8"; of older records "group 0"."""
     prompts = round(number(record.rule.get("prompts")))
     return f"prompt {record.group + 1} of {prompts}" if record.group < prompts else f"group {record.group}"
 
