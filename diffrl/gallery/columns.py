@@ -137,12 +137,8 @@ def first_and_last(source: Source) -> Choice:
     if not states:
         return Choice([], [f"{source.title} has no samples yet. They come with its first evaluation."])
     if len(states) == 1:
-        note = (
-            ""
-            if source.kind == "folder"
-            else f"{source.title} has only {label(states[0])} so far: there is nothing to compare it with yet."
-        )
-        return Choice(named([(source, states[0])]), [note] if note else [])
+        note = f"{source.title} has only {label(states[0])} so far: there is nothing to compare it with yet."
+        return Choice(named([(source, states[0])]), [note] if source.kind == "run" else [])
     return Choice(named([(source, states[0]), (source, states[-1])]))
 
 
@@ -229,4 +225,4 @@ def default_reward(columns: Sequence[Column], names: Sequence[str]) -> str | Non
             held_out = [name for name in first_rewards(column.source) if name in names]
             if held_out:
                 return held_out[0]
-    return "total" if "total" in names else names[0] if names else None
+    return "total" if "total" in names else next(iter(names), None)

@@ -107,17 +107,17 @@ def lines_of(panel: Panel, tracks: Sequence[Track], colours: Mapping[str, int] |
         tracks: of the runs.
         colours: places of the runs in the palette, by their keys; None takes them in their order.
     """
-    lines = []
+    lines, single = [], len(panel.columns) == 1
     for t, track in enumerate(tracks):
         for c, column in enumerate(panel.columns):
             points = points_of(track, column)
             if not points:
                 continue
-            several = len(tracks) > 1
-            name = panel.name(column)
-            label = name if not several else track.title if len(panel.columns) == 1 else f"{track.title} · {name}"
-            of_run = (colours or {}).get(track.key, t)
-            colour, dash = (of_run, c if len(panel.columns) > 1 else of_run) if several else (c, c)
+            label, colour, dash = panel.name(column), c, c
+            if len(tracks) > 1:
+                label = track.title if single else f"{track.title} · {label}"
+                colour = (colours or {}).get(track.key, t)
+                dash = colour if single else c
             lines.append(Line(t, column, plain(label), colour, dash, points))
     return lines
 
@@ -140,8 +140,10 @@ def brief(value: float | None) -> str:
     if value is None:
         return "–"
     size = abs(value)
-    text = f"{value:.2e}" if size and not 1e-3 <= size < 1e7 else f"{value:,.0f}" if size >= 1000 else f"{value:.4g}"
-    return text.replace("-", "−")
+    form = ",.0f" if size >= 1000 else ".4g"
+    if size and not 1e-3 <= size < 1e7:
+        form = ".2e"
+    return f"{value:{form}}".replace("-", "−")
 
 
 def page_data(

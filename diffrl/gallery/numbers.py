@@ -24,7 +24,9 @@ def three(value: float | None) -> str:
     """Return three digits after the point, fewer for large numbers; a dash where there is none."""
     if value is None or not math.isfinite(value):
         return "–"
-    return f"{value:,.0f}" if abs(value) >= 1000 else f"{value:.3f}" if abs(value) < 100 else f"{value:.1f}"
+    if abs(value) >= 1000:
+        return f"{value:,.0f}"
+    return f"{value:.3f}" if abs(value) < 100 else f"{value:.1f}"
 
 
 def signed(value: float | None) -> str:

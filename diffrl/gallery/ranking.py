@@ -176,7 +176,9 @@ def preferred(vote: Vote, reward: str) -> str | None:
     a, b = vote.a.rewards.get(reward), vote.b.rewards.get(reward)
     if a is None or b is None:
         return None
-    return "tie" if a == b else "b" if improvement(b - a, is_lower(vote, reward)) > 0 else "a"
+    if a == b:
+        return "tie"
+    return "b" if improvement(b - a, is_lower(vote, reward)) > 0 else "a"
 
 
 def is_lower(vote: Vote, reward: str) -> bool:

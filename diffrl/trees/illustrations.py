@@ -42,4 +42,6 @@ def most(asked: int | None, media: Tensor) -> int:
         asked: track.trees.pictures.
         media: (3, H, W) or (F, 3, H, W), any of them.
     """
-    return asked if asked is not None else CLIPS if media.ndim > 3 else IMAGES
+    if asked is not None:
+        return asked
+    return CLIPS if media.ndim > 3 else IMAGES

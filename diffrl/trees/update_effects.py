@@ -108,7 +108,8 @@ def with_update_effects(sketch: Sketch, effects: UpdateEffects | None) -> Sketch
 
 def _clean(examples: NodeExamples, velocity: Tensor) -> Tensor:
     """Return (U, ...) float32 clean latents that velocities predict at the nodes."""
-    sigma = examples.sigma.float().view(-1, *[1] * (velocity.ndim - 1))
+    ones = [1] * (velocity.ndim - 1)
+    sigma = examples.sigma.float().view(-1, *ones)
     return examples.latents.float() - sigma * velocity
 
 

@@ -373,7 +373,7 @@ def test_what_trained_is_what_the_losses_were_given(random_sd3, tmp_path, monkey
     edges, accumulate = {}, update.accumulate_gradient
     samples = []
 
-    def spied(ranks, policy, shares, *rest):
+    def spied(ranks, policy, shares, **rest):
         for part, examples, index in shares:
             taken = examples.take(index[examples.active[index]])
             pulled = part.objective.needs_reference
@@ -383,7 +383,7 @@ def test_what_trained_is_what_the_losses_were_given(random_sd3, tmp_path, monkey
             else:
                 level = taken.sigma.reshape(-1, 1, 1, 1)
                 samples.extend(taken.clean if hasattr(taken, "clean") else taken.latents - level * taken.target)
-        return accumulate(ranks, policy, shares, *rest)
+        return accumulate(ranks, policy, shares, **rest)
 
     monkeypatch.setattr(update, "accumulate_gradient", spied)
     trees, done, _ = observed(run)
@@ -538,10 +538,10 @@ def test_first_pictures_are_copies_of_no_more_than_was_asked_for():
 def test_trees_are_written_one_by_one(random_sd3, tmp_path, monkeypatch):
     """The second tree's pictures are decoded when the first lies on the disk."""
     order, decoded, written = [], keeping.with_images, journal.write_tree
-    monkeypatch.setattr(keeping, "with_images", lambda *args: order.append("pictures") or decoded(*args))
+    monkeypatch.setattr(keeping, "with_images", lambda **values: order.append("images") or decoded(**values))
     monkeypatch.setattr(journal, "write_tree", lambda *args: order.append("written") or written(*args))
     kept(make_run(forest_run(random_sd3, tmp_path))[1])
-    assert order == ["pictures", "written"] * 2
+    assert order == ["images", "written"] * 2
 
 
 def test_illustrations_are_small():

@@ -127,7 +127,7 @@ def curves_csv(site: Site, query: Query) -> Answer:
 def _listed(runs: Sequence[RunSource], query: Query) -> str:
     tracks = [track_of(run) for run in runs]
     panel = _panel(query, tracks)
-    columns = None if panel is None else [*panel.columns, *([panel.band] if panel.band else [])]
+    columns = panel and [column for column in (*panel.columns, panel.band) if column]
     rows = [(run.key, [] if track.problem else run.metrics()) for run, track in zip(runs, tracks, strict=True)]
     return csv_of(rows, columns)
 

@@ -156,7 +156,9 @@ def neighbours(kept: Sequence[tuple[int, int]], here: tuple[int, int]) -> dict[s
 
     def of(iteration: int | None) -> tuple[int, int] | None:
         groups = [group for other, group in kept if other == iteration]
-        return None if iteration is None else (iteration, here[1] if here[1] in groups else groups[0])
+        if iteration is None:
+            return None
+        return iteration, here[1] if here[1] in groups else groups[0]
 
     return {
         "previous": kept[index - 1] if index else None,

@@ -247,7 +247,8 @@ def add_routes(app: FastAPI, site: Site) -> None:
             return RedirectResponse(site.links.page("vote", session=ballot.name), 303)
         ballot = ballots.get(query.text("session"))
         if ballot.number == len(ballot.pairs) or query.text("results"):
-            return RedirectResponse(site.links.page("votes", **{k: one.key for k, one in ballot.columns.items()}), 303)
+            keys = {letter: column.key for letter, column in ballot.columns.items()}
+            return RedirectResponse(site.links.page("votes", **keys), 303)
         return Response(vote_page(site, ballot), media_type="text/html; charset=utf-8")
 
     def take(fields: Mapping[str, str]) -> Ballot:

@@ -48,9 +48,9 @@ def share(value: float | None) -> str:
     """Return an advantage: its sign and two digits; a plain 0 where it pushes nowhere, a dash where there is none."""
     if value is None or not math.isfinite(value):
         return "–"
-    size = round(abs(value), PLACES)
+    size, sign = round(abs(value), PLACES), "+" if value > 0 else "−"
     digits = 2 if size >= 0.005 else 3
-    return f"{'+' if value > 0 else '−'}{size:.{digits}f}" if push(value) else "0"
+    return f"{sign}{size:.{digits}f}" if push(value) else "0"
 
 
 def push(advantage: float | None) -> int:
@@ -69,10 +69,9 @@ def tiny(value: float | None) -> str:
     """Return a small number with its sign, two digits that mean something and no power of ten; a dash for None."""
     if value is None or not math.isfinite(value):
         return "–"
-    sign = "+" if value > 0 else "−" if value < 0 else "±"
-    size = abs(value)
-    if size == 0 or size < 1e-7:
-        return f"{sign}0"
+    size, sign = abs(value), "+" if value > 0 else "−"
+    if size < 1e-7:
+        return f"{sign}0" if size else "±0"
     digits = min(8, max(2, 1 - math.floor(math.log10(size))))
     return f"{sign}{size:.{digits}f}"
 
@@ -102,7 +101,7 @@ def likelier(change: float) -> str:
     times = math.exp(change)
     percent = 100 * abs(times - 1)
     if percent >= 10:
-        digits = 0 if times >= 10 else 1 if times >= 1 else 2
+        digits = sum(times < bound for bound in (1, 10))
         return f"{times:.{digits}f} times as likely"
     if percent < 0.01:
         return f"hardly {'more' if change > 0 else 'less'} likely"
