@@ -40,6 +40,11 @@ def signed(value: float | None) -> str:
     return ("+" if value > 0 else "−") + (small or three(size))
 
 
+def counted(count: int, one: str, many: str = "") -> str:
+    """Return a count with its noun: "1 step", "3 steps"."""
+    return f"{count:,} {one if count == 1 else many or one + 's'}"
+
+
 def improvement(change: float, lower: bool = False) -> float:
     """Return a change, or its opposite where lower is better; whatever judges a change asks this."""
     return -change if lower else change

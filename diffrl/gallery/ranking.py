@@ -20,7 +20,7 @@ from functools import cached_property
 from statistics import NormalDist
 from typing import TYPE_CHECKING
 
-from diffrl.gallery.numbers import improvement
+from diffrl.gallery.numbers import counted, improvement
 from diffrl.gallery.records import falls
 from diffrl.gallery.votes import Side, Vote
 from diffrl.statistics import LEVEL
@@ -135,7 +135,7 @@ class Tally:
     @property
     def verdict(self) -> str:
         """One honest sentence."""
-        count = f"{len(self.votes)} vote{'s' if len(self.votes) != 1 else ''}"
+        count = counted(len(self.votes), "vote")
         if not self.rate.trials:
             return f"{count}, all equal: nobody saw a difference."
         if not self.rate.decides:

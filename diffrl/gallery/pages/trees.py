@@ -7,6 +7,7 @@ from typing import Any
 
 from diffrl.errors import DiffrlError
 from diffrl.gallery.errors import GalleryError
+from diffrl.gallery.numbers import counted
 from diffrl.gallery.query import Query
 from diffrl.gallery.records import Answer
 from diffrl.gallery.runs import RunSource
@@ -15,7 +16,7 @@ from diffrl.gallery.thumbnails import moves
 from diffrl.gallery.trees.facts import tables
 from diffrl.gallery.trees.figure import panel, split_images, tree_figure
 from diffrl.gallery.trees.glossary import glossary
-from diffrl.gallery.trees.numbers import counted, three
+from diffrl.gallery.trees.numbers import three
 from diffrl.gallery.trees.rule import which_prompt
 from diffrl.gallery.trees.sections import Section
 from diffrl.gallery.trees.story import opening, story

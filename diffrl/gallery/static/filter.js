@@ -64,7 +64,6 @@ const local = {
     chip.hidden = entry.change === null;
     chip.textContent = numbers.signed(entry.change);
     chip.title = `change of ${local.name}`;
-    entry.row.querySelector(".swipe")?.remove();
   },
   // Without the rounding of every step (Neumaier's sum), as Python's fsum.
   sum(values) {

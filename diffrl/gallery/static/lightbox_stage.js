@@ -69,7 +69,7 @@ const stage = {
     lightbox.part(".lightbox-edge").hidden = mode !== "swipe";
     stage.panes().replaceChildren(...(mode === "side" ? shots.map(stage.pane) : [stage.stack(ends, mode)]));
     stage.panes().querySelectorAll("img").forEach((image) => {
-      image.decoding = "sync"; // a image that was there before does not flicker
+      image.decoding = "sync"; // an image that was there before does not flicker
       if (image.complete) gallery.crisp(image);
     });
     stage.together([...stage.panes().querySelectorAll("video")]);

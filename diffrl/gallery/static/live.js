@@ -65,7 +65,7 @@
     const open = [...old.querySelectorAll("details")].map((one) => [one.id || one.querySelector("summary")?.textContent, one.open]);
     const moved = [...old.querySelectorAll(".scroll")].map((one) => one.scrollLeft);
     const images = new Map([...old.querySelectorAll("img")].map((image) => [image.getAttribute("src"), image]));
-    fresh.querySelectorAll("img").forEach((image) => { // a image that is there already need not be loaded again
+    fresh.querySelectorAll("img").forEach((image) => { // an image that is there already need not be loaded again
       const same = images.get(image.getAttribute("src"));
       if (!same?.complete) return;
       images.delete(image.getAttribute("src"));

@@ -322,8 +322,6 @@
   }
 
   // --- what is shown
-
-  // --- what is shown
   const only = document.getElementById("sampled-only"), proxies = document.getElementById("proxies");
   function toggle() {
     const on = figure.classList.toggle("sampled-only");

@@ -8,10 +8,10 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
+from diffrl.gallery.numbers import counted
 from diffrl.gallery.records import reason
 from diffrl.gallery.trees.numbers import (
     compact,
-    counted,
     known,
     level,
     likelier,

@@ -106,8 +106,3 @@ def likelier(change: float) -> str:
     if percent < 0.01:
         return f"hardly {'more' if change > 0 else 'less'} likely"
     return f"{percent:.{1 if percent >= 1 else 2}f} % {'more' if change > 0 else 'less'} likely"
-
-
-def counted(count: int, one: str, many: str | None = None) -> str:
-    """Return a count with its noun: "1 step", "3 steps"."""
-    return f"{count:,} {one if count == 1 else many or one + 's'}"
