@@ -36,6 +36,8 @@ def fake_comparison(out, arms, seeds):
     """`arms` maps labels to curves, one a seed; None is a run that has not finished."""
     entries = [
         {"label": label, "folder": label, "config": {"eval": {"rewards": [{"name": METRIC}, {"name": "shapes"}]}}}
+        | {"path": "a.yaml", "overrides": [], "iteration_cost": 100.0, "iteration_seconds": None}
+        | {"iterations": 40, "eval_every": 20}
         for label in arms
     ]
     out.mkdir(exist_ok=True)

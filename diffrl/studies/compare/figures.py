@@ -7,7 +7,8 @@ from typing import Any
 
 from diffrl.statistics import ALPHA, POWER, detectable, sd_interval
 from diffrl.studies.compare.pairs import pairs_of
-from diffrl.studies.compare.results import COSTS, Arm, Comparison
+from diffrl.studies.compare.results import Arm, Comparison
+from diffrl.studies.compare.stored import COSTS
 
 COLORS = (
     "#0072B2",  # Okabe and Ito's palette, without its yellow, which is too pale for a line

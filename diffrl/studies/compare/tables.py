@@ -17,7 +17,8 @@ from diffrl.studies.compare.curves import Reached
 from diffrl.studies.compare.figures import draw, draw_differences
 from diffrl.studies.compare.pairs import Pair, pairs_of, power_line
 from diffrl.studies.compare.reported import ALIGNED, BASE
-from diffrl.studies.compare.results import COSTS, Arm, Comparison
+from diffrl.studies.compare.results import Arm, Comparison
+from diffrl.studies.compare.stored import COSTS
 
 SCORES = ("configuration", "runs", "before", "after", "spread", "gain", "report")
 SIZES = ("iterations", "updates", "evaluations", "seconds", "peak memory")
@@ -47,13 +48,13 @@ def results(comparison: Comparison, target: float) -> dict[str, Any]:
     """Everything, curves included, ready for JSON."""
     return {
         "metric": comparison.metric,
-        "budget": dict(comparison.budget),
-        "prices": comparison.prices.to_json(),
+        "budget": asdict(comparison.budget),
+        "prices": asdict(comparison.prices),
         "target": target,
         "final": comparison.final,
         "configurations": [
             {
-                **arm.planned_as,
+                **arm.plan.model_dump(exclude_unset=True),
                 "runs_planned": arm.planned,
                 "runs": [
                     asdict(run)
@@ -205,7 +206,7 @@ def captions(comparison: Comparison) -> list[str]:
     seeds = " ± is the 95 % t-interval of the mean over seeds, spread is best seed less worst." if several else ""
     return [
         f"Held-out {comparison.metric}, mean over seeds.{seeds} Budget of a run: "
-        f"{comparison.budget['amount']:,g} {comparison.budget['kind']}. Evaluations are those of the network in "
+        f"{comparison.budget.amount:,g} {comparison.budget.kind}. Evaluations are those of the network in "
         "training iterations, at their prices; seconds are those of training iterations. The cost of a "
         "score is where the mean of the seeds' monotone curves (isotonic regression) is at it, with the costs at which "
         "its 95 % interval holds it; a score that some seed never reached has no cost.",
