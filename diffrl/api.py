@@ -188,7 +188,7 @@ def generate(
         batch=batch,
     )
     asked = asked_prompts(texts, None if image is None else str(image), "image")
-    return [pil_or_frames(picture) for _, _, picture in draw(request, asked, open_drawing(request))]
+    return [pil_or_frames(sample) for _, _, sample in draw(request, asked, open_drawing(request))]
 
 
 def score(
@@ -231,7 +231,7 @@ def score(
                 f"prompts must be given for the reward {', '.join(blind)}, which looks at them. Got none."
             )
         texts = [prompts or ""] * len(images) if prompts is None or isinstance(prompts, str) else list(prompts)
-        found = {
+        outputs = {
             label: score_media(one, images, texts, metadata, fps=fps, sources=sources) for label, one in scorers.items()
         }
     except RewardError as error:
@@ -239,35 +239,35 @@ def score(
     rows = []
     for row, text in enumerate(texts):
         values: dict[str, Any] = {"prompt": None if prompts is None else text}
-        for label, output in found.items():
+        for label, output in outputs.items():
             values[label] = float(output.raw[row])
             values |= {f"{label}/{part}": float(column[row]) for part, column in output.parts.items()}
-        errors = [f"{label}: {why}" for label, output in found.items() if (why := output.errors[row])]
+        errors = [f"{label}: {why}" for label, output in outputs.items() if (why := output.errors[row])]
         rows.append({**values, "error": "; ".join(errors) or None})
     return rows
 
 
 def _console(quiet: bool) -> Console:
-    """The program's output; that it cannot be written is no reason to end a run."""
+    """Return the program's output; that it cannot be written is no reason to end a run."""
     return Console(file=lasting(sys.stdout), quiet=quiet)
 
 
 def _scorers(rewards: Sequence[str | Scorer], device: str) -> dict[str, Scorer]:
-    """Scorers by their labels: named ones as the command line makes them, a caller's own as they are."""
+    """Return scorers by their labels: named ones as the command line makes them, a caller's own as they are."""
     if not rewards:
         raise ConfigError('rewards must name at least one reward, such as ["shapes"]. Got none. Name one.')
     loaded = iter(load(choose(named, ()), device) if (named := [r for r in rewards if isinstance(r, str)]) else ())
-    found: dict[str, Scorer] = {}
+    scorers: dict[str, Scorer] = {}
     for reward in rewards:
         if isinstance(reward, str):
             one = next(loaded)
             label, scorer = one.label, one.scorer
         else:
             label, scorer = reward.spec.name, reward
-        if label in found:
+        if label in scorers:
             raise ConfigError(f"rewards must differ in their labels. Got {label} twice. Name one as 'other={label}'.")
-        found[label] = scorer
-    return found
+        scorers[label] = scorer
+    return scorers
 
 
 def _require_whole(name: str, value: Any, least: int) -> None:

@@ -21,7 +21,7 @@ PIPELINE = re.compile(r"assets/tiny-[a-z0-9-]+/?")
 
 @cache
 def bundled_root() -> Path:
-    """The folder that holds configs/ and assets/.
+    """Return the folder that holds configs/ and assets/.
 
     Raises:
         ConfigError: this copy of diffrl was installed without them.
@@ -43,16 +43,16 @@ def pipeline_folder(path: str | Path) -> Path:
     """
     if PIPELINE.fullmatch(str(path)) and not Path(path).exists():
         try:
-            found = bundled_root() / path
+            folder = bundled_root() / path
         except ConfigError:
             return Path(path)  # and whoever opens it says that it is not there
-        if found.is_dir():
-            return found
+        if folder.is_dir():
+            return folder
     return Path(path)
 
 
 def comes_with_diffrl(folder: Path) -> bool:
-    """Whether a pipeline's folder is one of the tiny ones that come with diffrl, which are known to be whole."""
+    """Return whether a pipeline's folder is one of the tiny ones that come with diffrl, which are known to be whole."""
     try:
         root = bundled_root().resolve()
     except ConfigError:
@@ -62,7 +62,7 @@ def comes_with_diffrl(folder: Path) -> bool:
 
 
 def recipes() -> dict[str, Path]:
-    """Files of all recipes by their names, such as quickstart and sd3/flow_grpo."""
+    """Return files of all recipes by their names, such as quickstart and sd3/flow_grpo."""
     folder = bundled_root() / "configs"
     shipped = (file for file in folder.rglob("*.yaml") if file.parent.name != "src")  # of which they are made
     files = sorted(shipped, key=lambda file: (len(file.relative_to(folder).parts), file))
@@ -70,7 +70,7 @@ def recipes() -> dict[str, Path]:
 
 
 def find_recipe(name: str) -> tuple[str, Path]:
-    """A recipe by its name, which may also be written as in a clone: configs/sd3/flow_grpo.yaml.
+    """Return a recipe by its name, which may also be written as in a clone: configs/sd3/flow_grpo.yaml.
 
     Returns:
         Its name and its file.
@@ -96,7 +96,7 @@ def find_recipe(name: str) -> tuple[str, Path]:
 
 
 def recipe_summary(file: Path) -> str:
-    """What a recipe is for: the first words of its header, in one line."""
+    """Return what a recipe is for: the first words of its header, in one line."""
     about = file.read_text(encoding="utf-8").split("\n#\n", 2)[1]
     text = " ".join(line.removeprefix("#").strip() for line in about.splitlines())
     return re.split(r"[.:]? \(?docs/", text)[0].rstrip(".")

@@ -29,7 +29,7 @@ class DrawOptions:
 
 
 def folder_to_draw_into(drawing: DrawOptions, paths: Sequence[str]) -> Path:
-    """The folder for the pictures.
+    """Return the folder for the pictures.
 
     Raises:
         RewardError: --pipeline without --images or the other way round, or PATHs beside them.

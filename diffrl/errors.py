@@ -21,8 +21,8 @@ class ConfigError(DiffrlError):
     """One or more problems in a configuration, all reported at once."""
 
     def __init__(self, problems: str | Sequence[str], source: str | None = None):
-        given = [problems] if isinstance(problems, str) else problems
-        self.problems = [cut(problem, LONGEST_MESSAGE) for problem in given]
+        texts = [problems] if isinstance(problems, str) else problems
+        self.problems = [cut(problem, LONGEST_MESSAGE) for problem in texts]
         where = f" in {source}" if source else ""
         if len(self.problems) == 1:
             text = f"{source}: {self.problems[0]}" if source else self.problems[0]

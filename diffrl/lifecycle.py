@@ -83,7 +83,9 @@ def train(
                     run_dir, session.config, _environment(session) | origin(session.config), _rewards(session)
                 )
             session.ranks.wait()
-            run_to_completion(session, run_dir, None, console, stop, callbacks)
+            run_to_completion(
+                session=session, run_dir=run_dir, checkpoint=None, console=console, stop=stop, callbacks=callbacks
+            )
     return run_dir
 
 
@@ -124,7 +126,16 @@ def resume(
         with _one_trainer(session, run_dir):
             require_alike_on_ranks(session)
             accept = accept_changed_inputs
-            _go_on(session, run_dir, console, stop, from_start, callbacks, overridden=config != before, accept=accept)
+            _go_on(
+                session=session,
+                run_dir=run_dir,
+                console=console,
+                stop=stop,
+                from_start=from_start,
+                callbacks=callbacks,
+                overridden=config != before,
+                accept=accept,
+            )
     return run_dir
 
 
@@ -170,7 +181,9 @@ def _go_on(
             console.print(message, highlight=False, markup=False)
         note_rewards(run_dir, _rewards(session))
     session.ranks.wait()
-    run_to_completion(session, run_dir, checkpoint, console, stop, callbacks)
+    run_to_completion(
+        session=session, run_dir=run_dir, checkpoint=checkpoint, console=console, stop=stop, callbacks=callbacks
+    )
 
 
 def _open(config: Config, run_dir: Path, console: Console, resumes: bool = False) -> Session:
@@ -204,7 +217,7 @@ def _printer(console: Console) -> Callable[[str], None]:
 
 
 def _one_trainer(session: Session, run_dir: Path) -> AbstractContextManager[None]:
-    """The lock on the run, which the first rank holds for all."""
+    """Return the lock on the run, which the first rank holds for all."""
     return locked(run_dir) if session.ranks.is_main else nullcontext()
 
 

@@ -229,7 +229,7 @@ class RewardTable:
     notes: Mapping[str, Sequence[str | None]] = field(default_factory=dict)
 
     def notes_of(self, row: int) -> dict[str, str]:
-        """A sample's reasons, by the name of the reward."""
+        """Return a sample's reasons, by the name of the reward."""
         return {name: note for name, column in self.notes.items() if (note := column[row])}
 
 

@@ -34,10 +34,10 @@ SELECTIONS: Mapping[str, str] = {
     "all": "diffrl.functional.selection:select_all",
 }
 CREDIT_RULES: Mapping[str, str] = {
-    "outcome": "diffrl.credit.assign:outcome",
-    "fused": "diffrl.credit.assign:fused",
-    "incremental": "diffrl.credit.assign:incremental",
-    "turning_point": "diffrl.credit.assign:turning_point",
+    "outcome": "diffrl.credit.rules:OUTCOME",
+    "fused": "diffrl.credit.rules:FUSED",
+    "incremental": "diffrl.credit.rules:INCREMENTAL",
+    "turning_point": "diffrl.credit.rules:TURNING_POINT",
 }
 PRECISIONS: Mapping[str, str] = {
     "bfloat16": "diffrl.precision.formats.bfloat16:PRECISION",
@@ -55,7 +55,7 @@ DYNAMICS: Mapping[str, str] = {
 
 
 def resolve(kind: str, table: Mapping[str, str], name: str) -> Any:
-    """The object behind a registered name or a "module:Object" path.
+    """Return the object behind a registered name or a "module:Object" path.
 
     Args:
         kind: what is looked up, for the message ("model family").

@@ -40,16 +40,16 @@ def ask(scorer: Scorer, batch: RewardBatch, name: str) -> RewardOutput:
         BrokenScorerError: it raised anything else but what is of memory or a Ctrl-C, changed its batch or what numbers
             elsewhere depend on (`process_state`), or returned what is no score of each sample.
     """
-    given = own_copy(batch)
+    copied = own_copy(batch)
     try:
         with settings_kept(name):
-            returned = scorer(given)
+            returned = scorer(copied)
         output = _own_output(returned, len(batch), name)
     except (RewardError, KeyboardInterrupt, MemoryError, torch.OutOfMemoryError):
         raise
     except BaseException as error:  # also SystemExit, and what libraries in Rust raise in a panic
         raise BrokenScorerError(_failure(error, batch, name)) from error
-    changed = changes(given, batch)
+    changed = changes(copied, batch)
     if changed:
         what = " and ".join(f"batch.{field}" for field in changed)
         raise BrokenScorerError(
@@ -94,7 +94,7 @@ def changes(now: RewardBatch, then: RewardBatch) -> list[str]:
 
 
 def _copied(value: Any) -> Any:
-    """A deep copy; JSON's types by hand, many times faster than `copy.deepcopy`."""
+    """Return a deep copy; JSON's types by hand, many times faster than `copy.deepcopy`."""
     if isinstance(value, (str, int, float, type(None))):
         return value
     if isinstance(value, Mapping):
@@ -138,8 +138,8 @@ def output_problems(output: Any, count: int) -> list[str]:
             problems.append(f"{name} is no dense tensor of real numbers: {got}.")
         elif column.shape != (count,):
             problems.append(f"{name} must be of shape ({count},). Got {tuple(column.shape)}.")
-        elif column.dtype != torch.bool if name == "`ok`" else name == "`raw`" and not column.is_floating_point():
-            problems.append(f"`raw` must be of floats and `ok` of bool. Got {column.dtype}.")
+        elif name == "`ok`" and column.dtype != torch.bool or name == "`raw`" and not column.is_floating_point():
+            problems.append(f"`raw` must be of floats and `ok` of bool. Got {name} of {column.dtype}.")
     for name, texts, counts in (("errors", list(output.errors), (count,)), ("notes", list(output.notes), (0, count))):
         if len(texts) not in counts:
             problems.append(f"`{name}` must have {count} entries. Got {len(texts)}.")

@@ -69,11 +69,11 @@ class RewardBatch:
         return "video" if self.media.ndim == 5 else "image"
 
     def meta(self, row: int) -> Mapping[str, Any]:
-        """A sample's metadata; empty if none were given."""
+        """Return a sample's metadata; empty if none were given."""
         return self.metadata[row] if self.metadata else {}
 
     def rows(self, rows: Sequence[int]) -> RewardBatch:
-        """Some of its samples, in the order given."""
+        """Return some of its samples, in the order given."""
         return RewardBatch(
             self.media[list(rows)],
             [self.prompts[row] for row in rows],
@@ -84,11 +84,11 @@ class RewardBatch:
         )
 
     def group_rows(self) -> list[list[int]]:
-        """Rows of each group, in order of appearance."""
-        found: dict[Any, list[int]] = {}
+        """Return rows of each group, in order of appearance."""
+        rows_of: dict[Any, list[int]] = {}
         for row, key in enumerate(self.groups or self.prompts):
-            found.setdefault(key, []).append(row)
-        return list(found.values())
+            rows_of.setdefault(key, []).append(row)
+        return list(rows_of.values())
 
 
 @dataclass(frozen=True)
@@ -130,7 +130,7 @@ def output_of_rows(
     parts: Sequence[str] = (),
     notes: Sequence[str | None] = (),
 ) -> RewardOutput:
-    """The output of scorers that look at one sample after the other.
+    """Return the output of scorers that look at one sample after the other.
 
     Args:
         rows: of each sample its score, its parts and why it could not be scored, or None.
@@ -164,13 +164,14 @@ def output_of_pieces(
         names.update(dict.fromkeys(output.parts))
         for at, row in enumerate(places):
             parts = {name: float(values[at]) for name, values in output.parts.items()}
-            rows[row] = (float(output.raw[at]), parts, output.errors[at])
+            value, error = float(output.raw[at]), output.errors[at]
+            rows[row] = (value, parts, error or (None if output.ok[at] else f"returned {value:g}"))
             notes[row] = output.note(at)
     return output_of_rows(rows, list(names), notes)
 
 
 def output_of_scores(raw: Tensor, parts: Mapping[str, Tensor] | None = None) -> RewardOutput:
-    """The output of scorers that compute a batch at once; a score that is not finite is a failure of its sample.
+    """Return the output of scorers that compute a batch at once; a score that is not finite is a failure of its sample.
 
     Args:
         raw: (B,) of any float dtype, on any device.

@@ -115,7 +115,7 @@ def _batch(scorer: Scorer, metadata: Mapping[str, Any] | None, samples: Sequence
 
 
 def _source(sample: Sample) -> Tensor:
-    """The image that a sample is an edit of; one that has none is taken for an edit that changed nothing."""
+    """Return the image that a sample is an edit of; one that has none is taken for an edit that changed nothing."""
     if sample.source is not None:
         return sample.source
     return sample.media if sample.media.ndim == 3 else sample.media[0]
@@ -132,10 +132,10 @@ def _lacking(spec: ScorerSpec, batch: RewardBatch) -> str | None:
 
 
 def _samples(scorer: Scorer) -> list[Sample]:
-    """The self-test's samples of the commonest size, at least three, filled up with drawings."""
-    found = [sample for contrast in contrasts_of(scorer) for sample in (contrast.good, contrast.bad)]
-    shape = found[0].media.shape
-    alike = [sample for sample in found if sample.media.shape == shape][:4]
+    """Return the self-test's samples of the commonest size, at least three, filled up with drawings."""
+    samples = [sample for contrast in contrasts_of(scorer) for sample in (contrast.good, contrast.bad)]
+    shape = samples[0].media.shape
+    alike = [sample for sample in samples if sample.media.shape == shape][:4]
     for color in ("red", "blue", "green"):
         if len(alike) < 3:
             media = clip(color, "circle") if len(shape) == 4 else drawing(color, "circle", side=shape[-1])
@@ -144,19 +144,19 @@ def _samples(scorer: Scorer) -> list[Sample]:
 
 
 def _scored(scorer: Scorer, batch: RewardBatch, what: str) -> tuple[RewardOutput | None, list[str]]:
-    """A well-formed output, or None, and what is wrong with the output or with the call.
+    """Return a well-formed output, or None, and what is wrong with the output or with the call.
 
     Raises:
         RewardError: the scorer's own.
     """
-    given, settings = own_copy(batch), read_settings()
+    copied, settings = own_copy(batch), read_settings()
     try:
-        output = scorer(given)
+        output = scorer(copied)
     except RewardError:
         raise
     except _RAISED as error:
         return None, [f"Scoring {what} raised {describe(error)}."]
-    problems = [f"It must not change the {field} it is given." for field in changes(given, batch)]
+    problems = [f"It must not change the {field} it is given." for field in changes(copied, batch)]
     for setting in changed_settings(settings):
         problems.append(
             f"It must not draw from {setting.title}, nor seed them: give it a generator."
@@ -172,17 +172,17 @@ def _scored(scorer: Scorer, batch: RewardBatch, what: str) -> tuple[RewardOutput
 
 
 def _check_scores(scorer: Scorer, batch: RewardBatch) -> list[str]:
-    """The same scores whenever and in whatever company; of groups only the order may change."""
+    """Return the same scores whenever and in whatever company; of groups only the order may change."""
     count, what = len(batch), f"{len(batch)} {batch.kind}s"
     problems: list[str] = []
 
-    def score(given: RewardBatch, named: str, may_refuse: bool = False) -> Tensor | None:
+    def score(asked: RewardBatch, named: str, may_refuse: bool = False) -> Tensor | None:
         try:
-            output, wrong = _scored(scorer, given, named)
+            output, wrong = _scored(scorer, asked, named)
         except RewardError as error:
             output, wrong = None, [] if may_refuse else [f"Scoring {named} raised {describe(error)}."]
         problems.extend(problem for problem in wrong if problem not in problems)
-        if output is not None and given is batch and not bool(output.ok.any()):
+        if output is not None and asked is batch and not bool(output.ok.any()):
             problems.append(f"No sample could be scored: {output.errors[0]}")
             return None
         return None if output is None else output.raw
@@ -218,7 +218,7 @@ def _check_scores(scorer: Scorer, batch: RewardBatch) -> list[str]:
 
 
 def _check_refusals(scorer: Scorer, batch: RewardBatch) -> list[str]:
-    """Media of the wrong kind and missing metadata raise a RewardError."""
+    """Return media of the wrong kind and missing metadata raise a RewardError."""
     spec, problems = scorer.spec, []
     if set(spec.media) == {"image"}:
         wrong = replace(batch, media=batch.media[:, None].expand(-1, 3, -1, -1, -1), fps=FPS)

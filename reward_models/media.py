@@ -286,11 +286,11 @@ def batches_of(rows: Sequence[int], batch_size: int, groups: Sequence[Any] = ())
     """
     if not groups:
         return [list(rows[start : start + batch_size]) for start in range(0, len(rows), batch_size)]
-    found: dict[Any, list[int]] = {}
+    members_of: dict[Any, list[int]] = {}
     for row, group in zip(rows, groups, strict=True):
-        found.setdefault(group, []).append(row)
+        members_of.setdefault(group, []).append(row)
     made: list[list[int]] = []
-    for members in found.values():
+    for members in members_of.values():
         if made and len(made[-1]) + len(members) <= batch_size:
             made[-1].extend(members)
         else:

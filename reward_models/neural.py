@@ -56,7 +56,7 @@ def shared(key: tuple[Hashable, ...], make: Callable[[], Any]) -> Any:
 
 
 def dtype_of(name: str) -> torch.dtype:
-    """The dtype that a scorer's `dtype` option names."""
+    """Return the dtype that a scorer's `dtype` option names."""
     if name not in DTYPES:
         raise RewardError(f"dtype must be one of {', '.join(DTYPES)}. Got {name!r}.")
     return DTYPES[name]
@@ -79,84 +79,84 @@ def require_package(module: str, extra: str, reward: str) -> None:
         raise RewardError(f"The reward {reward} needs the package {module}. Run: pip install 'diffrl[{extra}]'.")
 
 
-def find_file(place: str | Path, filename: str, reward: str, revision: str | None = None) -> Path:
-    """A file of weights: `place` itself, `filename` in the directory `place`, or of the hub repository `place`.
+def find_file(source: str | Path, filename: str, reward: str, revision: str | None = None) -> Path:
+    """Return a file of weights: `place` itself, `filename` in the directory `place`, or of the hub repository `place`.
 
     Raises:
         RewardError: it is in none of these.
     """
-    path = Path(place).expanduser()
+    path = Path(source).expanduser()
     if path.is_file():
         return path
     if path.is_dir():
         if (path / filename).is_file():
             return path / filename
         raise RewardError(f"The reward {reward} looks for {filename} in {path}, where it is not.")
-    if _is_path(place):
-        raise RewardError(f"There is no file or directory {place} for the reward {reward}. Check the path.")
+    if _is_path(source):
+        raise RewardError(f"There is no file or directory {source} for the reward {reward}. Check the path.")
     from huggingface_hub import hf_hub_download
 
     try:
-        return Path(hf_hub_download(str(place), filename, revision=revision))
+        return Path(hf_hub_download(str(source), filename, revision=revision))
     except Exception as error:  # the hub's own errors, and whatever its network layer raises
         raise RewardError(
-            f"{filename} of {place} on the hub, which the reward {reward} needs, cannot be had: "
+            f"{filename} of {source} on the hub, which the reward {reward} needs, cannot be had: "
             f"{str(error).splitlines()[0]} Download it where there is a network, and give its path."
         ) from error
 
 
-def pretrained(cls: Any, place: str, reward: str, **options: Any) -> Any:
-    """`cls.from_pretrained(place)`, with one clear error, and refusing weights that are missing or in a pickle.
+def pretrained(cls: Any, source: str, reward: str, **options: Any) -> Any:
+    """Return `cls.from_pretrained(place)`, with one clear error, and refusing weights that are missing or in a pickle.
 
     Raises:
         RewardError: it cannot be loaded, its weights are no safetensors, or some of its weights would stay random.
     """
-    if _is_path(place) and not Path(place).expanduser().exists():
-        raise RewardError(f"There is no directory {place} for the reward {reward}. Check the path.")
+    if _is_path(source) and not Path(source).expanduser().exists():
+        raise RewardError(f"There is no directory {source} for the reward {reward}. Check the path.")
     is_model = isinstance(cls, type) and issubclass(cls, nn.Module) or hasattr(cls, "from_config")
     try:
         if not is_model:
-            return cls.from_pretrained(place, **options)
-        _refuse_pickles(place, reward)
-        model, found = cls.from_pretrained(place, output_loading_info=True, use_safetensors=True, **options)
+            return cls.from_pretrained(source, **options)
+        _refuse_pickles(source, reward)
+        model, report = cls.from_pretrained(source, output_loading_info=True, use_safetensors=True, **options)
     except RewardError:
         raise
     except Exception as error:  # transformers raises OSError, ValueError, KeyError, SafetensorError, ...
         first = (str(error).splitlines() or [repr(error)])[0]
-        if not Path(place).expanduser().exists():
+        if not Path(source).expanduser().exists():
             raise RewardError(
-                f"{place} on the hub, which the reward {reward} needs, cannot be had ({first[:120]}). Where there is a "
-                f"network: hf download {place} --local-dir DIR; then give DIR in place of {place}, as the option that "
-                "names it."
+                f"{source} on the hub, which the reward {reward} needs, cannot be had ({first[:120]}). Where there is "
+                f"a network: hf download {source} --local-dir DIR; then give DIR in place of {source}, as the option "
+                "that names it."
             ) from error
-        raise RewardError(f"{place}, which the reward {reward} needs, cannot be loaded: {first}") from error
-    wrong = sorted(found["missing_keys"]) + sorted(str(key) for key in found["mismatched_keys"])
+        raise RewardError(f"{source}, which the reward {reward} needs, cannot be loaded: {first}") from error
+    wrong = sorted(report["missing_keys"]) + sorted(str(key) for key in report["mismatched_keys"])
     if wrong:
         raise RewardError(
-            f"{place} has no weights for {', '.join(wrong[:3])}{' and others' if len(wrong) > 3 else ''}, which the "
+            f"{source} has no weights for {', '.join(wrong[:3])}{' and others' if len(wrong) > 3 else ''}, which the "
             f"reward {reward} needs. It is another model."
         )
     return model
 
 
-def _refuse_pickles(place: str, reward: str) -> None:
+def _refuse_pickles(source: str, reward: str) -> None:
     """Refuse a directory whose weights only a pickle holds: opening it may run code of its maker.
 
     Raises:
         RewardError: names the file.
     """
-    folder = Path(place).expanduser()
+    folder = Path(source).expanduser()
     pickles = sorted(file.name for file in folder.glob("*") if file.suffix in PICKLES) if folder.is_dir() else []
     if pickles and not any(folder.glob("*.safetensors")):
         raise RewardError(
-            f"{place}, which the reward {reward} needs, must hold its weights as safetensors. Got {pickles[0]}, a "
+            f"{source}, which the reward {reward} needs, must hold its weights as safetensors. Got {pickles[0]}, a "
             "pickle, which may run code of its maker when it is opened. Take a version with safetensors; or, if you "
             "trust its maker, load it with transformers and write it anew with save_pretrained(FOLDER)."
         )
 
 
 def read_state(path: Path, reward: str) -> dict[str, Tensor]:
-    """Tensors of a safetensors or torch file, without running anything that the file says.
+    """Return tensors of a safetensors or torch file, without running anything that the file says.
 
     Raises:
         RewardError: it cannot be read, or holds more than tensors.
@@ -166,16 +166,16 @@ def read_state(path: Path, reward: str) -> dict[str, Tensor]:
             from safetensors.torch import load_file
 
             return dict(load_file(path))
-        found = torch.load(path, map_location="cpu", weights_only=True)
+        content = torch.load(path, map_location="cpu", weights_only=True)
     except Exception as error:  # zip, pickle and safetensors errors have no common class
         first = (str(error).splitlines() or [repr(error)])[0]
         raise RewardError(f"{path}, the weights of the reward {reward}, cannot be read: {first}") from error
     for key in ("state_dict", "model"):
-        if isinstance(found, Mapping) and isinstance(found.get(key), Mapping):
-            found = found[key]
-    if not isinstance(found, Mapping) or not all(isinstance(value, Tensor) for value in found.values()):
+        if isinstance(content, Mapping) and isinstance(content.get(key), Mapping):
+            content = content[key]
+    if not isinstance(content, Mapping) or not all(isinstance(value, Tensor) for value in content.values()):
         raise RewardError(f"{path} holds no mapping of names to tensors, which the reward {reward} needs.")
-    return dict(found)
+    return dict(content)
 
 
 def load_strict(
@@ -193,23 +193,23 @@ def load_strict(
     Raises:
         RewardError: names the first keys that do not fit.
     """
-    own = module.state_dict()
+    expected = module.state_dict()
     wrong = {
-        "missing": [key for key in own if key not in state and key not in optional],
-        "unknown": [key for key in state if key not in own and key not in optional],
-        "of another shape": [key for key in own if key in state and own[key].shape != state[key].shape],
+        "missing": [key for key in expected if key not in state and key not in optional],
+        "unknown": [key for key in state if key not in expected and key not in optional],
+        "of another shape": [key for key in expected if key in state and expected[key].shape != state[key].shape],
     }
     if any(wrong.values()):
         wrong_keys = "; ".join(f"{what}: {', '.join(keys[:3])} ({len(keys)})" for what, keys in wrong.items() if keys)
         raise RewardError(
             f"The weights {source} do not fit the reward {reward}: {wrong_keys}. It is another model's file."
         )
-    module.load_state_dict({key: value for key, value in state.items() if key in own}, strict=False)
+    module.load_state_dict({key: value for key, value in state.items() if key in expected}, strict=False)
 
 
-def _is_path(place: str | Path) -> bool:
+def _is_path(source: str | Path) -> bool:
     """Whether a place can only be a path: a hub id is 'name' or 'owner/name', and does not end as a file of weights."""
-    text = str(place)
-    if isinstance(place, Path) or text.lower().endswith(WEIGHTS):
+    text = str(source)
+    if isinstance(source, Path) or text.lower().endswith(WEIGHTS):
         return True
     return text.startswith((".", "/", "~")) or text.count("/") > 1 or "\\" in text

@@ -20,8 +20,8 @@ INSIDE = ("towers", "scorer")
 
 def asks_of(scorer: Any) -> Callable[[str, Mapping[str, Any]], str | None] | None:
     """Return the scorer's `asks`; None if it has none."""
-    found = _find(scorer, "asks")
-    return found if callable(found) else None
+    asks = _find(scorer, "asks")
+    return asks if callable(asks) else None
 
 
 def reading_of(scorer: Any) -> tuple[int, Callable[[str], int]] | None:
@@ -31,6 +31,6 @@ def reading_of(scorer: Any) -> tuple[int, Callable[[str], int]] | None:
 
 
 def _find(scorer: Any, name: str) -> Any:
-    own = getattr(scorer, name, None)
-    inside = (getattr(scorer, part, None) for part in INSIDE) if own is None else ()
-    return next((found for part in inside if part is not None and (found := _find(part, name)) is not None), own)
+    value = getattr(scorer, name, None)
+    inside = (getattr(scorer, part, None) for part in INSIDE) if value is None else ()
+    return next((inner for part in inside if part is not None and (inner := _find(part, name)) is not None), value)

@@ -55,7 +55,7 @@ _UNEXPECTED = re.compile(r"unexpected keyword argument '(\w+)'")
 
 
 def resolve_scorer(name: str) -> str:
-    """The "module:Object" path of a registered name, or `name` itself if it already is such a path.
+    """Return the "module:Object" path of a registered name, or `name` itself if it already is such a path.
 
     Raises:
         RewardError: the name is neither; the message lists the known names.
@@ -73,7 +73,7 @@ def resolve_scorer(name: str) -> str:
 
 
 def factory_of(name: str) -> Any:
-    """The class, or function, behind a reward's name.
+    """Return the class, or function, behind a reward's name.
 
     Raises:
         RewardError: unknown name, or importing its module fails, whatever it raises.
@@ -118,9 +118,9 @@ def load_reward(name: str, **options: Any) -> Scorer:
             raise RewardError(
                 f"The reward {name} does not take these options: {unknown.group(1)}. {printable(error)}."
             ) from error
-        given = f" with the options {', '.join(options)}" if options else ""
+        received = f" with the options {', '.join(options)}" if options else ""
         raise RewardError(
-            f"The reward {name} cannot be made{given}: {describe(error)}. Check its options, and what it needs."
+            f"The reward {name} cannot be made{received}: {describe(error)}. Check its options, and what it needs."
         ) from error
     lacking = _lacking(made)
     if lacking:
@@ -133,7 +133,7 @@ def load_reward(name: str, **options: Any) -> Scorer:
 
 
 def move(name: str, scorer: Scorer, device: Any) -> Any:
-    """What `scorer.to(device)` returns; of a scorer that keeps the contract, itself.
+    """Return what `scorer.to(device)` returns; of a scorer that keeps the contract, itself.
 
     Raises:
         RewardError: it raises.
@@ -187,8 +187,8 @@ def check_options(name: str, factory: Any, options: Mapping[str, Any]) -> None:
     if missing:
         if not options:
             _refuse_function_that_scores(name, factory)
-        given = ", ".join(map(str, options)) or "no options"
-        raise RewardError(f"The reward {name} needs the option {' and '.join(missing)}. Got {given}. Add it. {takes}")
+        names = ", ".join(map(str, options)) or "no options"
+        raise RewardError(f"The reward {name} needs the option {' and '.join(missing)}. Got {names}. Add it. {takes}")
 
 
 def _refuse_function_that_scores(name: str, function: Any) -> None:
@@ -215,7 +215,7 @@ def _refuse_function_that_scores(name: str, function: Any) -> None:
 
 
 def _lacking(made: Any) -> str:
-    """What of a scorer an object has not; empty if it is one."""
+    """Return what of a scorer an object has not; empty if it is one."""
     from reward_models.base import ScorerSpec  # torch, only now that a scorer is there
 
     if isinstance(made, type):

@@ -48,7 +48,7 @@ class Contrast:
 
 
 def contrast(good: Tensor, bad: Tensor, why: str, prompt: str = "a sample") -> Contrast:
-    """Two media of one prompt, of which the first is better."""
+    """Return two media of one prompt, of which the first is better."""
     return Contrast(Sample(good, prompt), Sample(bad, prompt), why)
 
 
@@ -68,19 +68,19 @@ class SelfTest:
 
 
 def drawing(color: str, shape: str, x: float = 0.5, y: float = 0.5, side: int = SIDE) -> Tensor:
-    """A flat coloured shape on light grey, (3, side, side) uint8."""
+    """Return a flat coloured shape on light grey, (3, side, side) uint8."""
     cover = coverage(shape, x * side, y * side, 0.1 * side * side, side, side)[..., None]
     image = cover * np.array(PALETTE[color], np.float32) + (1 - cover) * np.array(BACKGROUND, np.float32)
     return torch.from_numpy(image.round().astype(np.uint8)).permute(2, 0, 1).contiguous()
 
 
 def noise(side: int = SIDE, seed: int = 0) -> Tensor:
-    """Uniform noise, (3, side, side) uint8."""
+    """Return uniform noise, (3, side, side) uint8."""
     return torch.randint(0, 256, (3, side, side), generator=torch.Generator().manual_seed(seed), dtype=torch.uint8)
 
 
 def clip(color: str, shape: str, start: float = 0.3, end: float = 0.7) -> Tensor:
-    """A shape that moves evenly from left to right, (F, 3, side, side) uint8."""
+    """Return a shape that moves evenly from left to right, (F, 3, side, side) uint8."""
     return torch.stack([drawing(color, shape, x=x) for x in np.linspace(start, end, FRAMES)])
 
 
@@ -102,9 +102,9 @@ def default_contrasts(kind: str) -> list[Contrast]:
 
 
 def contrasts_of(scorer: Scorer) -> list[Contrast]:
-    """A scorer's own contrasts, or the default ones of the media it scores."""
-    own = getattr(scorer, "contrasts", None)
-    return list(own()) if own is not None else default_contrasts(scorer.spec.media[0])
+    """Return a scorer's own contrasts, or the default ones of the media it scores."""
+    contrasts = getattr(scorer, "contrasts", None)
+    return list(contrasts()) if contrasts is not None else default_contrasts(scorer.spec.media[0])
 
 
 def self_test(scorer: Scorer) -> SelfTest:

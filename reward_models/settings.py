@@ -119,7 +119,7 @@ class RewardSettings(Section):
         return tuple(iteration for iteration, _ in self.schedule)
 
     def factor(self, iteration: int) -> float:
-        """What the weight is multiplied by in a training iteration, from 0."""
+        """Return what the weight is multiplied by in a training iteration, from 0."""
         points = self.schedule
         if not points or iteration <= points[0][0]:
             return points[0][1] if points else 1.0
@@ -129,11 +129,11 @@ class RewardSettings(Section):
         return points[-1][1]
 
     def weight_at(self, iteration: int) -> float:
-        """Factor in the total of a training iteration."""
+        """Return factor in the total of a training iteration."""
         return self.weight * self.factor(iteration)
 
     def asked(self, iteration: int) -> bool:
-        """Whether its scorer is asked in a training iteration: it counts there, or is only watched."""
+        """Return whether its scorer is asked in a training iteration: it counts there, or is only watched."""
         return self.weight == 0 or self.factor(iteration) != 0
 
     @model_validator(mode="after")

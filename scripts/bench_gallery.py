@@ -123,7 +123,7 @@ def _batch(stage: str, iteration: int, prompts: int) -> list[StoredSample]:
 
 
 def _draw(number: int) -> Image.Image:
-    """512 x 512 pixels that compress about as photographs do."""
+    """Return 512 x 512 pixels that compress about as photographs do."""
     random = np.random.default_rng(number)
     coarse = Image.fromarray(random.integers(0, 256, (9, 9, 3), dtype=np.uint8)).resize(
         (512, 512), Image.Resampling.BICUBIC
@@ -157,7 +157,7 @@ def gallery(runs: Path) -> Iterator[tuple[str, float, psutil.Process]]:
 
 
 def made(runs: Path, path: str) -> tuple[float, int]:
-    """CPU seconds of a server that has just started for one page without its images, and the page's size."""
+    """Return CPU seconds of a server that has just started for one page without its images, and the page's size."""
     with gallery(runs) as (address, _, process):
         before = sum(process.cpu_times()[:2])
         with urllib.request.urlopen(address + path) as response:
@@ -166,7 +166,7 @@ def made(runs: Path, path: str) -> tuple[float, int]:
 
 
 def measure(run: Path, browser: object, path: str, pictures: bool) -> dict[str, float]:
-    """One page: seconds to the first byte and to the first picture, cold and again, and the server's memory."""
+    """Return one page: seconds to the first byte and to the first picture, cold and again, and the server's memory."""
     with gallery(run.parent) as (address, start, process):
         context = browser.new_context(viewport={"width": 1280, "height": 800})  # type: ignore[attr-defined]
         page = context.new_page()

@@ -84,7 +84,7 @@ def main() -> None:
 
 
 def measure(arguments: argparse.Namespace) -> Rows:
-    """One process's numbers, of whichever diffrl it imports."""
+    """Return one process's numbers, of whichever diffrl it imports."""
     import torch
     from measuring.iteration import measure_run
 
@@ -162,7 +162,7 @@ def measure_trees(trees: Mapping[str, Path], arguments: argparse.Namespace) -> d
 
 
 def summarise(turns: Mapping[str, Sequence[Rows]]) -> list[dict]:
-    """Medians over the turns, and over the turns' ratios where there are two trees; one row a number."""
+    """Return medians over the turns, and over the turns' ratios where there are two trees; one row a number."""
     rows = []
     for run, named in turns[HERE][0].items():
         for what, numbers in named.items():
@@ -176,7 +176,7 @@ def summarise(turns: Mapping[str, Sequence[Rows]]) -> list[dict]:
 
 
 def values_of(turns: Sequence[Rows], run: str, what: str, name: str) -> list[float]:
-    """A number of every turn that has it; 0 where a tree has no such phase or wait."""
+    """Return a number of every turn that has it; 0 where a tree has no such phase or wait."""
     return [turn[run].get(what, {}).get(name, 0) for turn in turns if run in turn]
 
 

@@ -40,7 +40,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def files() -> list[Path]:
-    """The pages, and every file of this repository that one of them links to, relative to its root."""
+    """Return the pages, and every file of this repository that one of them links to, relative to its root."""
     pages = [*ROOT.glob("*.md"), *(ROOT / "docs").rglob("*.md")]
     found = {page.relative_to(ROOT) for page in pages}
     for page in pages:

@@ -207,7 +207,7 @@ class Shapes(SD3World):
 
 
 def to_unit(pictures: Tensor, device: torch.device) -> Tensor:
-    """uint8 to float32 in [-1, 1], channels last: convolutions are faster so."""
+    """Return uint8 to float32 in [-1, 1], channels last: convolutions are faster so."""
     return pictures.to(device, memory_format=torch.channels_last).float() / 127.5 - 1
 
 
@@ -238,7 +238,7 @@ class RepeatedTokenAttention(JointAttnProcessor2_0):
 
 
 def encode_captions(model: nn.ModuleDict, ids: Tensor) -> tuple[Tensor, Tensor]:
-    """Token embeddings (B, MAX_TOKENS, 128) and pooled embeddings (B, 128), as the stock pipeline makes them."""
+    """Return token embeddings (B, MAX_TOKENS, 128) and pooled embeddings (B, 128), as the stock pipeline makes them."""
     outputs = [model[name](ids, output_hidden_states=True) for name in ("text_encoder", "text_encoder_2")]
     tokens = torch.cat([output.hidden_states[-2] for output in outputs], dim=-1)
     return tokens, torch.cat([output.text_embeds for output in outputs], dim=-1)
@@ -247,7 +247,7 @@ def encode_captions(model: nn.ModuleDict, ids: Tensor) -> tuple[Tensor, Tensor]:
 def predict_velocity(
     model: nn.ModuleDict, latents: Tensor, sigma: Tensor, tokens: Tensor, pooled: Tensor, zero_tokens: Tensor
 ) -> Tensor:
-    """Velocity with `zero_tokens` (B,) zero tokens after the caption, by one token and a bias."""
+    """Return velocity with `zero_tokens` (B,) zero tokens after the caption, by one token and a bias."""
     patch = model["transformer"].config.patch_size
     picture_tokens = (latents.shape[-2] // patch) * (latents.shape[-1] // patch)
     bias = torch.zeros(len(latents), 1, 1, picture_tokens + tokens.shape[1] + 1, device=latents.device)

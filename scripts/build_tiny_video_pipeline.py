@@ -170,7 +170,7 @@ def with_repeated_tokens(transformer: nn.Module) -> RepeatedTokenAttention:
 
 
 def encode_captions(text_encoder: nn.Module, ids: Tensor, mask: Tensor) -> Tensor:
-    """Text embeddings (B, PROMPT_TOKENS, 64), zero after each prompt's end as the stock pipeline makes them."""
+    """Return text embeddings (B, PROMPT_TOKENS, 64), zero after each prompt's end as the stock pipeline makes them."""
     return text_encoder(ids, mask).last_hidden_state * mask[..., None]
 
 
@@ -182,7 +182,7 @@ def predict_velocity(
     tokens: Tensor,
     length: Tensor,
 ) -> Tensor:
-    """Velocity with `tokens` padded by zeros to `length` (B,), by one token and a bias."""
+    """Return velocity with `tokens` padded by zeros to `length` (B,), by one token and a bias."""
     bias = torch.zeros(len(latents), 1, 1, tokens.shape[1] + 1, device=latents.device)
     bias[:, 0, 0, -1] = (length - tokens.shape[1]).float().log()
     processor.bias = bias

@@ -14,7 +14,7 @@ BUNDLED = Path("diffrl/_bundled")
 
 
 def bundled_files() -> list[str]:
-    """Every file outside the package that travels with it, relative to the root of the repository."""
+    """Return every file outside the package that travels with it, relative to the root of the repository."""
     found = {path.relative_to(ROOT) for pattern in FILES for path in ROOT.glob(pattern) if path.is_file()}
     return sorted(
         path.as_posix() for path in found if not any(part.startswith(".") or part == "src" for part in path.parts)

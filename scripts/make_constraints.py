@@ -25,7 +25,7 @@ HEADER = "# Made by scripts/make_constraints.py; not to be edited by hand.\n"
 
 
 def resolve(uv: str, options: list[str]) -> str:
-    """The lines of a constraints file.
+    """Return the lines of a constraints file.
 
     Raises:
         SystemExit: no such set of versions, or uv does not answer; it has said why.

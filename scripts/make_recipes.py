@@ -83,7 +83,7 @@ def _header(recipe: Recipe, facts: Mapping[str, str]) -> Iterator[str]:
 
 
 def _wrapped(*paragraphs: str, width: int = WIDTH) -> Iterator[str]:
-    """Comment lines, all but the first indented."""
+    """Yield comment lines, all but the first indented."""
     lines = [line for words in paragraphs for line in textwrap.wrap(words, width - 2, break_on_hyphens=False)]
     for i, line in enumerate(lines):
         yield f"# {'  ' * bool(i)}{line.replace(JOINED, ' ')}"
@@ -94,7 +94,7 @@ def _filled(words: str, facts: Mapping[str, str]) -> str:
 
 
 def _sections(settings: Mapping[str, Any]) -> Iterator[str]:
-    """The configuration, a line for each section or for each of its keys."""
+    """Yield the configuration, a line for each section or for each of its keys."""
     comments = tables()["comments"]
     for name, keys in tables()["order"].items():
         section = settings[name]
@@ -112,7 +112,7 @@ def _sections(settings: Mapping[str, Any]) -> Iterator[str]:
 
 
 def _entry(key: str, value: Any) -> Iterator[str]:
-    """A key and its value in one line, or a long list with a line for each of its elements."""
+    """Yield a key and its value in one line, or a long list with a line for each of its elements."""
     if isinstance(value, list) and len(_flow(value)) > SHORT_LIST:
         yield f"{key}:"
         yield from (f"  - {_flow(element)}" for element in value)
@@ -121,7 +121,7 @@ def _entry(key: str, value: Any) -> Iterator[str]:
 
 
 def _flow(value: Any) -> str:
-    """A value in one line."""
+    """Return a value in one line."""
     line = yaml.dump([value], Dumper=Dumper, default_flow_style=True, width=sys.maxsize, sort_keys=False)
     return line.strip()[1:-1]
 
@@ -146,14 +146,14 @@ def table() -> str:
 
 
 def _named(rewards: Sequence[Mapping[str, Any]]) -> str:
-    """Rewards by their names, as which they are recorded, and their weights."""
+    """Return rewards by their names, as which they are recorded, and their weights."""
     names = [f"`{reward.get('label', reward['name'])}`" for reward in rewards]
     weights = [f" x {reward['weight']}" if "weight" in reward else "" for reward in rewards]
     return ", ".join(name + weight for name, weight in zip(names, weights, strict=True))
 
 
 def copies() -> Iterator[tuple[Path, str]]:
-    """Recipes that are those of another folder, with words replaced."""
+    """Yield recipes that are those of another folder, with words replaced."""
     for folder, copy in tables()["copies"].items():
         for source in sorted((ROOT / "configs" / copy["of"]).glob("*.yaml")):
             if source.stem not in copy["without"]:
@@ -164,7 +164,7 @@ def copies() -> Iterator[tuple[Path, str]]:
 
 
 def files() -> Iterator[tuple[Path, str]]:
-    """Every file that is made of the tables, and what it should hold."""
+    """Yield every file that is made of the tables, and what it should hold."""
     yield from ((recipe.path, text(recipe)) for recipe in recipes())
     yield from copies()
     before, _, rest = PAGE.read_text(encoding="utf-8").partition(BEGIN)

@@ -18,12 +18,12 @@ BEGIN, END = "<!-- scorers: begin -->", "<!-- scorers: end -->"
 
 
 def specs() -> dict[str, ScorerSpec]:
-    """The spec of every registered scorer."""
+    """Return the spec of every registered scorer."""
     return {name: factory_of(name).spec for name in sorted(SCORERS)}
 
 
 def tables() -> str:
-    """Two Markdown tables: what each scorer says, and what it takes to have it."""
+    """Return two Markdown tables: what each scorer says, and what it takes to have it."""
     says = [
         "| reward | what it measures | media | raw score | usual `shift`, `scale` | needs |",
         "|---|---|---|---|---|---|",
@@ -53,7 +53,7 @@ def tables() -> str:
 
 
 def page(text: str) -> str:
-    """The page with its tables made anew."""
+    """Return the page with its tables made anew."""
     before, _, rest = text.partition(BEGIN)
     _, _, after = rest.partition(END)
     return f"{before}{BEGIN}\n{tables()}\n{END}{after}"
@@ -75,7 +75,7 @@ def _plain(text: str) -> str:
 
 
 def _link(citation: str | None) -> str:
-    """A bare address as a short link; anything else as it is."""
+    """Return a bare address as a short link; anything else as it is."""
     if citation is None:
         return ""
     if citation.startswith("https://") and " " not in citation:

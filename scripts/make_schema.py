@@ -31,12 +31,12 @@ is bounded too.
 
 
 def schema_text() -> str:
-    """The content of configs/schema.json."""
+    """Return the content of configs/schema.json."""
     return json.dumps(config_schema(), indent=1, ensure_ascii=False) + "\n"
 
 
 def page_text() -> str:
-    """The content of docs/configuration.md."""
+    """Return the content of docs/configuration.md."""
     schema = config_schema()
     lines = [INTRODUCTION]
     for name, section in schema["properties"].items():
@@ -52,7 +52,7 @@ def page_text() -> str:
 
 
 def _rows(schema: dict[str, Any], node: dict[str, Any], path: str, required: bool) -> Iterator[tuple[str, str, str]]:
-    """A row for a key and for every key below it: key, values, meaning."""
+    """Yield a row for a key and for every key below it: key, values, meaning."""
     meaning = node.get("description", "")
     choices = list(_choices(schema, node))
     items = [_resolve(schema, choice["items"]) for choice in choices if "items" in choice]
@@ -74,7 +74,7 @@ def _rows(schema: dict[str, Any], node: dict[str, Any], path: str, required: boo
 
 
 def _choices(schema: dict[str, Any], node: dict[str, Any]) -> Iterator[dict[str, Any]]:
-    """All that a key may be, those of a choice within a choice too."""
+    """Yield all that a key may be, those of a choice within a choice too."""
     for choice in node.get("oneOf", node.get("anyOf", [node])):
         if choice is not node and ("oneOf" in choice or "anyOf" in choice):
             yield from _choices(schema, choice)
@@ -83,13 +83,13 @@ def _choices(schema: dict[str, Any], node: dict[str, Any]) -> Iterator[dict[str,
 
 
 def _resolve(schema: dict[str, Any], node: dict[str, Any]) -> dict[str, Any]:
-    """What a reference points to, with what stands beside the reference."""
+    """Return what a reference points to, with what stands beside the reference."""
     reference = node.get("$ref")
     return {**schema["$defs"][reference.split("/")[-1]], **node} if reference else node
 
 
 def _values(node: dict[str, Any]) -> str:
-    """What a key accepts, in a few words."""
+    """Return what a key accepts, in a few words."""
     if "enum" in node:
         return " or ".join(f"`{value}`" for value in node["enum"])
     if "const" in node:

@@ -148,7 +148,7 @@ def _layers(family: str, preset: str) -> Iterator[Mapping[str, Any]]:
 
 
 def _overrides(override: Mapping[str, Any], settings: Mapping[str, Any]) -> dict[str, Any]:
-    """What an override sets, by dotted keys: nothing if it has the recipe's rewards, no prompts that it has."""
+    """Return what an override sets, by dotted keys: nothing if it has the recipe's rewards, no prompts that it has."""
     chosen = {**tables()["choices"].get(override.get("choice"), {}), **override}
     chosen.pop("choice", None)
     if "rewards" in chosen and chosen["rewards"] == settings["rewards"]:
@@ -161,7 +161,7 @@ def _overrides(override: Mapping[str, Any], settings: Mapping[str, Any]) -> dict
 
 
 def _nested(dotted: Mapping[str, Any]) -> dict[str, Any]:
-    """Dotted keys as sections."""
+    """Return dotted keys as sections."""
     sections: dict[str, Any] = {}
     for key, value in dotted.items():
         section, _, name = key.partition(".")
@@ -170,7 +170,7 @@ def _nested(dotted: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _merged(below: Mapping[str, Any], above: Mapping[str, Any]) -> dict[str, Any]:
-    """Two mappings, of which the second wins; mappings in both are merged."""
+    """Return two mappings, of which the second wins; mappings in both are merged."""
     both = {
         key: _merged(below[key], value)
         for key, value in above.items()
@@ -180,7 +180,7 @@ def _merged(below: Mapping[str, Any], above: Mapping[str, Any]) -> dict[str, Any
 
 
 def _filled(value: Any, facts: Mapping[str, Any]) -> Any:
-    """The same with facts in place of their names."""
+    """Return the same with facts in place of their names."""
     if isinstance(value, Mapping):
         return {key: _filled(inner, facts) for key, inner in value.items()}
     if isinstance(value, str) and value.startswith("$"):

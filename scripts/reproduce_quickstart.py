@@ -33,7 +33,7 @@ def run_seed(config: Path, seed: int, out: Path, overrides: Sequence[str]) -> Pa
 
 
 def evaluate(run: Path, prompts: str) -> list[dict[str, Any]]:
-    """Rows of `diffrl evaluate`: base and aligned, each without guidance and with; kept beside the run."""
+    """Return rows of `diffrl evaluate`: base and aligned, each without guidance and with; kept beside the run."""
     kept = run.parent / f"{run.name}-{prompts.replace(':', '-')}.json"
     if not kept.is_file():
         command = [sys.executable, "-m", "diffrl.cli", "evaluate", "--run", str(run), "--prompts", prompts, "--base"]
@@ -43,7 +43,7 @@ def evaluate(run: Path, prompts: str) -> list[dict[str, Any]]:
 
 
 def table(runs: Sequence[Path], prompts: str, rewards: Sequence[str]) -> str:
-    """One line a seed, then mean and spread (sample standard deviation) of each column."""
+    """Return one line a seed, then mean and spread (sample standard deviation) of each column."""
     columns: dict[str, list[float]] = {}
     for run in runs:
         for reward in rewards:
@@ -64,7 +64,7 @@ def table(runs: Sequence[Path], prompts: str, rewards: Sequence[str]) -> str:
 
 
 def main() -> int:
-    """Command line."""
+    """Return command line."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--config", type=Path, default=Path("configs/quickstart.yaml"))
     parser.add_argument("--seeds", type=int, default=3, help="seeds 0 to N - 1")

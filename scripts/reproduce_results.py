@@ -111,23 +111,23 @@ def draw_first_figure(out: Path) -> None:
 
 
 def tables() -> dict[str, list[str]]:
-    """The tables that several groups share, and their groups."""
+    """Return the tables that several groups share, and their groups."""
     flagship = {f"flagship-{world}": [*ours, rivals] for world, (ours, rivals) in FLAGSHIP.items()}
     return {"pools": list(POOLS), **{f"budgets-{world}": names for world, names in BUDGETS.items()}, **flagship}
 
 
 def beside(name: str) -> set[str]:
-    """The groups that share a table with one, itself among them."""
+    """Return the groups that share a table with one, itself among them."""
     return {name}.union(*(names for names in tables().values() if name in names))
 
 
 def shared_tables(name: str) -> list[str]:
-    """The tables that a group shares with others."""
+    """Return the tables that a group shares with others."""
     return [table for table, names in tables().items() if name in names]
 
 
 def shared(table: str, out: Path) -> str:
-    """A table over several groups, as far as they have been measured; empty where that tells nothing."""
+    """Return a table over several groups, as far as they have been measured; empty where that tells nothing."""
     kind, _, world = table.partition("-")
     if kind == "pools":
         return pool_table({price: collect(out / name) for name, price in POOLS.items() if (out / name).is_dir()})
@@ -143,7 +143,7 @@ def shared(table: str, out: Path) -> str:
 
 
 def request(group: Group, out: Path, jobs: int | None, seeds: int | None = None) -> CompareRequest:
-    """What a group asks of `diffrl compare`."""
+    """Return what a group asks of `diffrl compare`."""
     arms = [f"{label}: {settings}" for label, settings in group.arms.items()]
     return CompareRequest(
         out,

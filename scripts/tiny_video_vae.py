@@ -52,7 +52,7 @@ class Muon(torch.optim.Optimizer):
 
 
 def orthogonalised(matrix: Tensor) -> Tensor:
-    """Nearly U V^T of the matrix's singular value decomposition, by five steps of the quintic iteration."""
+    """Return nearly U V^T of the matrix's singular value decomposition, by five steps of the quintic iteration."""
     if matrix.shape[0] > matrix.shape[1]:
         return orthogonalised(matrix.T).T
     result = matrix / (matrix.norm() + 1e-9)
@@ -114,7 +114,7 @@ def _fit(
 
 
 def _convolve_picture(module: WanCausalConv3d, x: Tensor, cache_x: Tensor | None = None) -> Tensor:
-    """What the causal convolution gives for a single frame: only its last tap in time sees anything."""
+    """Return what the causal convolution gives for a single frame: only its last tap in time sees anything."""
     left, top = module._padding[0], module._padding[2]
     weight = module.weight[:, :, -1]
     return F.conv2d(x[:, :, 0], weight, module.bias, module.stride[1:], (top, left))[:, :, None]

@@ -49,6 +49,14 @@ def _own_attention_backend() -> Iterator[None]:
         dispatch._AttentionBackendRegistry.set_active_backend(dispatch.AttentionBackendName.NATIVE)
 
 
+@pytest.fixture(scope="session", autouse=True)
+def _own_cache(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
+    """What plans count, and what scorers give, is kept for the session, and nothing of the user's is looked at."""
+    with pytest.MonkeyPatch.context() as patched:
+        patched.setenv("XDG_CACHE_HOME", str(tmp_path_factory.mktemp("cache")))
+        yield
+
+
 @pytest.fixture(scope="session")
 def read_once() -> Iterator[Callable[[Path], Path]]:
     """Folders of pipelines that no test changes: they are read from disk once, and every further load is a copy."""

@@ -7,7 +7,7 @@ import torch
 import torch.nn.functional as F
 from torch._subclasses.fake_tensor import FakeTensorMode
 
-from tests.cuda_rules import cuda_rules
+from diffrl.cost.cuda_rules import cuda_rules
 
 CALLS = {
     "layer_norm": lambda x: F.layer_norm(x, x.shape[-1:]),

@@ -45,14 +45,19 @@ PUBLIC = {("diffrl/rollout/noise.py", "own")}
 
 DONE = (
     "checkpoint",
+    "cli",
     "data",
     "distributed",
     "doctor",
     "export",
     "functional",
     "objectives",
+    "preflight",
+    "rewards",
     "rollout",
+    "run",
     "studies",
+    "terminal",
     "training",
 )
 """Rooms that keep to it."""

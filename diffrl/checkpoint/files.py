@@ -134,7 +134,7 @@ def abandon(final: Path) -> None:
 
 
 def cannot_write(final: Path, reason: object) -> CheckpointError:
-    """The error of a checkpoint that could not be written."""
+    """Return the error of a checkpoint that could not be written."""
     return CheckpointError(f"Cannot write the checkpoint {final}: {reason}. Free space or mend the disk.")
 
 
@@ -151,7 +151,7 @@ def load_checkpoint(path: Path) -> Checkpoint:
 
 
 def _contents(path: Path) -> tuple[int, dict[str, Any]]:
-    """The step and the JSON values of a checkpoint."""
+    """Return the step and the JSON values of a checkpoint."""
     content = json.loads(read_own(path / STATE))
     step, state = (content.get(name) if isinstance(content, dict) else None for name in ("step", "state"))
     if type(step) is not int or not isinstance(state, dict):
@@ -216,7 +216,7 @@ def prune_checkpoints(directory: Path, keep: int | None) -> None:
 
 
 def _read_groups(paths: Sequence[Path]) -> dict[str, Mapping[str, Tensor]]:
-    """Each group's tensors; what one file holds is read now."""
+    """Return each group's tensors; what one file holds is read now."""
     groups: dict[str, Mapping[str, Tensor]] = {}
     parts: dict[str, list[Path]] = {}
     for path in sorted(paths):
@@ -241,7 +241,7 @@ def _plain_copy(tensor: Tensor) -> Tensor:
 
 
 def _verify(path: Path, hashes: bool) -> list[str]:
-    """The names of a checkpoint's files; CheckpointError on the first that is not as the manifest says."""
+    """Return the names of a checkpoint's files; CheckpointError on the first that is not as the manifest says."""
     damaged = f"The checkpoint {path} is damaged:"
     try:
         if (path / MANIFEST).exists() and not (path / MANIFEST).is_file():
@@ -275,14 +275,14 @@ def _is_whole(path: Path) -> bool:
 
 
 def step_of(path: Path) -> int:
-    """The step that a checkpoint's name says."""
+    """Return the step that a checkpoint's name says."""
     match = NAME.fullmatch(path.name)
     assert match
     return int(match[1])
 
 
 def newest_first(directory: Path) -> list[Path]:
-    """The checkpoints of a directory; a `.replaced-` one stands in where the name itself is missing."""
+    """Return the checkpoints of a directory; a `.replaced-` one stands in where the name itself is missing."""
     paths: dict[int, Path] = {}
     for path in sorted(directory.iterdir()) if directory.is_dir() else ():  # "." sorts first, so plain names win
         if NAME.fullmatch(path.name) and path.is_dir():

@@ -92,7 +92,7 @@ def save_shards(
 
 
 def own_groups(tensors: Mapping[str, Mapping[str, Tensor]], rank: int, world: int) -> dict[str, dict[str, Tensor]]:
-    """What a rank writes, by the name of the file without its ending."""
+    """Return what a rank writes, by the name of the file without its ending."""
     groups: dict[str, dict[str, Tensor]] = {}
     for group, named in tensors.items():
         sharded = any(is_sharded(tensor) for tensor in named.values())

@@ -42,13 +42,13 @@ class SplitTensors(Mapping[str, Tensor]):
         return (sum((shape[0] for shape in others), first[0]), *first[1:]) if others else first
 
     def dtype(self, name: str) -> str:
-        """Dtype of the tensor, as torch writes it; all of them where its parts differ."""
+        """Return dtype of the tensor, as torch writes it; all of them where its parts differ."""
         scalar = not self.shape(name)
         headers = [file.get_tensor(name) if scalar else file.get_slice(name)[:0] for file in self._parts[name]]
         return " and ".join(sorted({str(header.dtype) for header in headers}))
 
     def rows(self, name: str, start: int, stop: int) -> Tensor:
-        """A whole tensor's rows from `start` to before `stop`; only these are read."""
+        """Return a whole tensor's rows from `start` to before `stop`; only these are read."""
         pieces, before = [], 0
         for file in self._parts[name]:
             part = file.get_slice(name)

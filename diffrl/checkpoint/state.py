@@ -17,7 +17,7 @@ from diffrl.errors import CheckpointError
 
 
 def optimizer_tensors(optimizer: torch.optim.Optimizer) -> tuple[dict[str, Tensor], dict[str, Any]]:
-    """An optimizer's state as named tensors and JSON. The tensors are the optimizer's own, not copies."""
+    """Return an optimizer's state as named tensors and JSON. The tensors are the optimizer's own, not copies."""
     tensors: dict[str, Tensor] = {}
     state = _flatten(optimizer.state_dict(), "", tensors)
     return tensors, {"signature": _signature(optimizer), "state": state}
@@ -89,7 +89,7 @@ def seed_rng(seed: int) -> None:
 
 
 def rng_state() -> tuple[dict[str, Tensor], dict[str, Any]]:
-    """The global generators: python, numpy, torch CPU and, if there is one, this process's CUDA device."""
+    """Return the global generators: python, numpy, torch CPU and, if there is one, this process's CUDA device."""
     tensors: dict[str, Tensor] = {}
     numpy_state = np.random.get_state(legacy=False)
     numpy_state["state"]["key"] = numpy_state["state"]["key"].tolist()
@@ -165,7 +165,7 @@ class _LikeWeights(Mapping[str, Tensor]):
 
 
 def _signature(optimizer: torch.optim.Optimizer) -> dict[str, Any]:
-    """What a state must fit: the kind of optimizer, and each parameter's shape."""
+    """Return what a state must fit: the kind of optimizer, and each parameter's shape."""
     signature: dict[str, Any] = {"the kind": type(optimizer).__name__}
     for g, group in enumerate(optimizer.param_groups):
         signature |= {f"the shape of parameter {p} of group {g}": list(x.shape) for p, x in enumerate(group["params"])}
@@ -186,7 +186,7 @@ def _undo_casts(optimizer: torch.optim.Optimizer, state: Mapping[str, Any]) -> N
 
 
 def _placed_like(value: Any, loaded: Any) -> Any:
-    """`value`; a tensor on the device that `load_state_dict` chose."""
+    """Return `value`; a tensor on the device that `load_state_dict` chose."""
     return value.to(loaded.device) if isinstance(value, Tensor) else value
 
 
@@ -208,7 +208,7 @@ def _flatten(value: Any, name: str, tensors: dict[str, Tensor]) -> Any:
 
 
 def _unflatten(value: Any, tensors: Mapping[str, Tensor]) -> Any:
-    """What `_flatten` took apart; tensors are copies."""
+    """Return what `_flatten` took apart; tensors are copies."""
     match value:
         case list():
             return [_unflatten(entry, tensors) for entry in value]

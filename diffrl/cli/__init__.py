@@ -28,7 +28,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
 
     make_streams_last()
     set_allocator()
-    given = list(sys.argv[1:] if arguments is None else arguments)
-    with errors_as_messages(), nullcontext() if given[:1] in LEAVE_FILES else output_required():
+    words = list(sys.argv[1:] if arguments is None else arguments)
+    with errors_as_messages(), nullcontext() if words[:1] in LEAVE_FILES else output_required():
         current_folder()
-        app(args=given)
+        app(args=words)

@@ -33,10 +33,10 @@ class Commands(TyperGroup):
         try:
             return super().invoke(ctx)
         except typer.BadParameter as error:
-            found = getattr(error.__cause__, "errors", list)()  # older typers tell the value themselves
-            if found:
-                rule = RULES.get(found[0]["type"], found[0]["msg"]).format(**found[0].get("ctx", {}))
-                error.message = f"{rule}. Got {found[0]['input']}."
+            problems = getattr(error.__cause__, "errors", list)()  # older typers tell the value themselves
+            if problems:
+                rule = RULES.get(problems[0]["type"], problems[0]["msg"]).format(**problems[0].get("ctx", {}))
+                error.message = f"{rule}. Got {problems[0]['input']}."
             raise
 
 
@@ -86,14 +86,14 @@ def diffrl(
 
 
 def load(config: Path, overrides: Sequence[str] | None) -> Config:
-    """The configuration of a file, with what the command line replaces in it."""
+    """Return the configuration of a file, with what the command line replaces in it."""
     from diffrl.config import load_config
 
     return load_config(config, overrides or [])
 
 
 def choice(step: int | None, best: bool, run: Path | None, option: str = "--run") -> Any:
-    """The checkpoint that --step and --best ask for."""
+    """Return the checkpoint that --step and --best ask for."""
     from diffrl.run.checkpoints import Choice, require_choice
 
     chosen = Choice(step, best)
@@ -102,7 +102,7 @@ def choice(step: int | None, best: bool, run: Path | None, option: str = "--run"
 
 
 def console() -> Any:
-    """The terminal."""
+    """Return the terminal."""
     from rich.console import Console
 
     return Console()

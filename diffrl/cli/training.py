@@ -95,9 +95,9 @@ def status(run: Annotated[Path, typer.Argument(metavar="RUN", help="A run's dire
     quiet()
     from diffrl.run.status import status_of
 
-    found = status_of(run)
-    typer.echo(found.line)
-    raise typer.Exit(found.exit_code)
+    standing = status_of(run)
+    typer.echo(standing.line)
+    raise typer.Exit(standing.exit_code)
 
 
 @app.command()
@@ -159,9 +159,9 @@ def plan(
     fetched = downloads(resolved)
     if as_json:
         hours = {one.title: hours_of(made, one, share) for one in gpus}
-        found = plan_notes(preview)
+        prompt_lines = plan_notes(preview)
         more = {"utilisation": share, "hours": hours} if gpus else {}
-        typer.echo(plan_json(made, {"downloads": [asdict(one) for one in fetched], **more, "prompts": found}))
+        typer.echo(plan_json(made, {"downloads": [asdict(one) for one in fetched], **more, "prompts": prompt_lines}))
         return
     rows, notes = tuple(hours_rows(made, gpus, share)), tuple(hours_notes(made, resolved, gpus))
     explore = resolved.rollout.explore

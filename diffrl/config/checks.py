@@ -13,6 +13,7 @@ from diffrl.config.objective import ObjectiveSettings
 from diffrl.config.phases import phases
 from diffrl.config.rewards import Rewards, RewardSettings
 from diffrl.config.rollout import NoSteps, RolloutSettings
+from diffrl.credit.rules import reward_rule
 from diffrl.functional.steps import least_steps
 from diffrl.functional.tree_counts import origins_per_tree
 from diffrl.sections import show
@@ -74,13 +75,13 @@ def _groups_can_be_full(rollout: RolloutSettings, credit: CreditSettings) -> str
 
 
 def _credit_has_its_tree(rollout: RolloutSettings, credit: CreditSettings) -> str | None:
-    chains = not rollout.tree.splits
-    if chains and credit.reward == "fused":
+    chains, rule = not rollout.tree.splits, reward_rule(credit.reward)
+    if chains and rule.needs_splits:
         return (
-            "credit.reward must be outcome, incremental or turning_point without rollout.tree.splits: a chain has one "
-            "reward to fuse. Got fused. Set outcome, or add splits."
+            f"credit.reward must not be {credit.reward} without rollout.tree.splits: a chain has one reward to fuse. "
+            "Set outcome, or add splits."
         )
-    if chains and credit.reward in ("incremental", "turning_point") and credit.value == "leaves":
+    if chains and rule.differences and credit.value == "leaves":
         return (
             "credit.value must be ode or predicted_x0 for steps of chains: with leaves every node of a chain is worth "
             f"the same and nothing would train. Got value=leaves, reward={show(credit.reward)}. Set value: ode, or add "
@@ -283,7 +284,7 @@ _CHECKS: tuple[tuple[tuple[str, ...], Callable[..., str | None]], ...] = (
 
 
 def cross_section_problems(sections: Mapping[str, Any]) -> list[str]:
-    """Problems between sections, of those checks whose sections are all given (the others could not be read).
+    """Return problems between sections, of those checks whose sections are all given (the others could not be read).
 
     The first problem of the stochastic steps hides those that follow from it.
     """

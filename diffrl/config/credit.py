@@ -7,9 +7,10 @@ from typing import Annotated, Literal, Self
 
 from pydantic import Field, model_validator
 
+from diffrl.credit.rules import OWN, reward_rule, rules_that
 from diffrl.functional.steps import stochastic_steps
 from diffrl.registry import CREDIT_RULES
-from diffrl.sections import Known, Section, problems, show
+from diffrl.sections import MOST_STEPS, Known, Section, problems, show
 
 
 class TurningPointSettings(Section):
@@ -22,14 +23,16 @@ class TurningPointSettings(Section):
 class DepthPruning(Section):
     """A window of stochastic steps is not trained; it moves on with the training iterations."""
 
-    start: int = Field(0, ge=0, description="First step left out, among the stochastic steps, counted from 0.")
-    size: int = Field(ge=1, description="Stochastic steps left out.")
+    start: int = Field(
+        0, ge=0, le=MOST_STEPS, description="First step left out, among the stochastic steps, counted from 0."
+    )
+    size: int = Field(ge=1, le=MOST_STEPS, description="Stochastic steps left out.")
     slide_every: int | None = Field(
         None, ge=1, le=1_000_000_000, description="Iterations after which it moves on. null = it stays."
     )
 
     def steps_at(self, iteration: int, stochastic: Sequence[int]) -> tuple[int, ...]:
-        """Which of an iteration's stochastic steps, in ascending order, are left out."""
+        """Return which of an iteration's stochastic steps, in ascending order, are left out."""
         window = stochastic_steps("window", len(stochastic) + 1, iteration, (), self.start, self.size, self.slide_every)
         return tuple(stochastic[i] for i in window)
 
@@ -62,9 +65,7 @@ class CreditSettings(Section):
 
     reward: Annotated[str, Known("credit.reward", CREDIT_RULES, arguments=("scored",))] = Field(
         "outcome",
-        description="outcome = each step gets the advantage of its samples; fused = the value of the node it leads to; "
-        "incremental = what it adds to the value; turning_point = that, with the long-term reward at turns; or "
-        "'module:function' of your own (docs/python.md).",
+        description="; ".join(f"{name} = {reward_rule(name).help}" for name in CREDIT_RULES) + f"; or {OWN.help}.",
     )
     value: Literal["leaves", "ode", "predicted_x0"] = Field(
         "leaves",
@@ -114,18 +115,18 @@ class CreditSettings(Section):
     @model_validator(mode="after")
     def _keys_agree(self) -> Self:
         found = []
-        stepwise = self.reward not in ("outcome", "fused")
-        if self.reward == "outcome" and self.normalise != "group":
+        rule = reward_rule(self.reward)
+        if rule.of_samples and self.normalise != "group":
             found.append(
-                "credit.normalise must be group with credit.reward: outcome, whose advantages belong to whole samples. "
-                f"Got {show(self.normalise)}. Set normalise: group or reward: fused."
+                f"credit.normalise must be group with credit.reward: {self.reward}, whose advantages belong to whole "
+                f"samples. Got {show(self.normalise)}. Set normalise: group or reward: fused."
             )
-        if self.value != "leaves" and not stepwise:
+        if self.value != "leaves" and not rule.by_value:
             found.append(
-                "credit.value must be leaves unless credit.reward is incremental, turning_point or a rule of your own, "
+                f"credit.value must be leaves unless credit.reward is {rules_that('by_value')}, or a rule of your own, "
                 f"which alone look at it. Got value={show(self.value)}, reward={show(self.reward)}. Change one of them."
             )
-        if self.std == "batch" and self.reward != "outcome":
+        if self.std == "batch" and not rule.of_samples:
             found.append(
                 "credit.std must be group or mad unless credit.reward is outcome. "
                 f"Got std=batch, reward={show(self.reward)}. Set std: group."
@@ -135,7 +136,7 @@ class CreditSettings(Section):
                 "credit.std: mad goes with credit.baseline: median, from which it is measured. "
                 f"Got baseline={show(self.baseline)}. Set baseline: median or std: group."
             )
-        if self.combine == "gdpo" and (self.reward != "outcome" or self.std != "group" or self.baseline != "mean"):
+        if self.combine == "gdpo" and (not rule.of_samples or self.std != "group" or self.baseline != "mean"):
             found.append(
                 "credit.combine: gdpo gives whole samples finished advantages: it goes with credit.reward: outcome, "
                 f"std: group and baseline: mean. Got reward={show(self.reward)}, std={show(self.std)}, "

@@ -102,7 +102,7 @@ def _explain_one(error: ErrorDetails, root: type[BaseModel]) -> list[str]:
 
 
 def _would_be(kind: str, given: str) -> bool:
-    """Whether a text without its quotes would be of the type that is wanted."""
+    """Return whether a text without its quotes would be of the type that is wanted."""
     if kind == "bool_type":
         return given.lower() in ("true", "false")
     try:
@@ -152,7 +152,7 @@ def _unknown_key(location: Location, root: type[BaseModel]) -> str:
 
 
 def dotted(location: Location, root: type[BaseModel]) -> str:
-    """The path as the user writes it: pydantic's location without the kinds it inserts for unions."""
+    """Return the path as the user writes it: pydantic's location without the kinds it inserts for unions."""
     parts: list[str] = []
     for index, part in enumerate(location):
         models = _models_at(location[:index], root, choose=False)
@@ -162,7 +162,7 @@ def dotted(location: Location, root: type[BaseModel]) -> str:
 
 
 def _models_at(location: Location, root: type[BaseModel], choose: bool = True) -> list[type[BaseModel]]:
-    """The models that the section at this location may be; pydantic's inserted kind chooses one of several."""
+    """Return the models that the section at this location may be; pydantic's inserted kind chooses one of several."""
     models = [root]
     for part in location:
         if len(models) > 1:
@@ -180,14 +180,14 @@ def _models_at(location: Location, root: type[BaseModel], choose: bool = True) -
 
 
 def _field_type(location: Location, root: type[BaseModel]) -> Any:
-    """The annotation of the field that the location ends in, list indices apart."""
+    """Return the annotation of the field that the location ends in, list indices apart."""
     names = [part for part in location if not isinstance(part, int)]
     owner = next(iter(_models_at(tuple(names[:-1]), root)))
     return owner.model_fields[str(names[-1])].annotation
 
 
 def _meaning(location: Location, root: type[BaseModel]) -> str:
-    """What to write for a missing key."""
+    """Return what to write for a missing key."""
     *parents, key = location
     owner = next(iter(_models_at(tuple(parents), root)), None)
     field = owner.model_fields.get(str(key)) if owner else None
@@ -201,7 +201,7 @@ def _meaning(location: Location, root: type[BaseModel]) -> str:
 
 
 def _models_in(annotation: Any) -> list[type[BaseModel]]:
-    """Every section type within an annotation, in order."""
+    """Return every section type within an annotation, in order."""
     if isinstance(annotation, type) and issubclass(annotation, BaseModel):
         return [annotation]
     if get_origin(annotation) in (Annotated, Union, types.UnionType, tuple, list):
@@ -221,7 +221,7 @@ def _kind_of(model: type[BaseModel]) -> str:
 
 
 def _places(model: type[BaseModel], above: tuple[str, ...] = ()) -> Iterator[tuple[str, ...]]:
-    """The path of every key of the configuration."""
+    """Yield the path of every key of the configuration."""
     for name, field in model.model_fields.items():
         yield (*above, name)
         for inner in _models_in(field.annotation):

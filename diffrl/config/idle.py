@@ -15,7 +15,7 @@ CLIPS = ("clip", "clip_high")
 
 
 def unused_keys(config: Config) -> tuple[str, ...]:
-    """A sentence for each reason why keys of the objective that were given do nothing."""
+    """Return a sentence for each reason why keys of the objective that were given do nothing."""
     o, given = config.objective, set(_given(config.objective, "objective"))
     reasons = []
     if config.old_is_policy:
@@ -30,7 +30,7 @@ def unused_keys(config: Config) -> tuple[str, ...]:
 
 
 def _given(section: Section, path: str) -> Iterator[str]:
-    """Paths of the keys of a section that were written down, those of its sections too."""
+    """Yield paths of the keys of a section that were written down, those of its sections too."""
     for name in section.model_fields_set:
         yield f"{path}.{name}"
         value = getattr(section, name)

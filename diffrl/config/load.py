@@ -34,7 +34,7 @@ _Dumper.add_representer(tuple, lambda dumper, value: dumper.represent_list(value
 
 
 def _represent_text(dumper: yaml.SafeDumper, text: str) -> yaml.ScalarNode:
-    """Text; in double quotes where YAML would take one of its characters for the end of a line."""
+    """Return text; in double quotes where YAML would take one of its characters for the end of a line."""
     return dumper.represent_scalar("tag:yaml.org,2002:str", text, style='"' if BREAKS & set(text) else None)
 
 
@@ -75,7 +75,7 @@ def load_config(path: str | Path, overrides: Mapping[str, Any] | Sequence[str] =
 
 
 def _way_out(path: Path) -> str:
-    """What to do where there is no such file: a recipe that comes with diffrl can be written here."""
+    """Return what to do where there is no such file: a recipe that comes with diffrl can be written here."""
     recipe = path.as_posix().removeprefix("configs/").removesuffix(".yaml")
     try:
         known = recipe in recipes()
@@ -108,7 +108,7 @@ def make_config(data: Mapping[str, Any], source: str | None = None, found: Seque
 
 
 def _valid_sections(data: Mapping[str, Any]) -> dict[str, Any]:
-    """The sections that are right on their own, so that the rules between them can be checked too."""
+    """Return the sections that are right on their own, so that the rules between them can be checked too."""
     sections = {}
     for name, field in Config.model_fields.items():
         if name not in data:
@@ -131,7 +131,7 @@ def _parse(text: str, source: str) -> Any:
 
 
 def _listed(overrides: Mapping[str, Any] | Sequence[str]) -> Sequence[str | tuple[str, Any]]:
-    """Overrides one by one: as texts, or as pairs of a path and a value."""
+    """Return overrides one by one: as texts, or as pairs of a path and a value."""
     if isinstance(overrides, Mapping):
         return list(overrides.items())
     if isinstance(overrides, str) or not all(isinstance(override, str) for override in overrides):
@@ -143,7 +143,7 @@ def _listed(overrides: Mapping[str, Any] | Sequence[str]) -> Sequence[str | tupl
 
 
 def _path_and_value(override: str | tuple[str, Any]) -> tuple[str, Any]:
-    """What an override replaces, and by what."""
+    """Return what an override replaces, and by what."""
     if isinstance(override, tuple):
         path, value = override
         return str(path), os.fspath(value) if isinstance(value, os.PathLike) else value
@@ -194,10 +194,10 @@ def _list_index(part: str, values: list[Any], path: str, quoted: str) -> int:
 
 
 def dump_config(config: Config) -> str:
-    """YAML with every key of the configuration, defaults too; `load_config` reads it back as an equal one."""
+    """Return YAML with every key of the configuration, defaults too; `load_config` reads it back as an equal one."""
     return yaml.dump(config.model_dump(), Dumper=_Dumper, sort_keys=False, allow_unicode=True, width=120)
 
 
 def config_schema() -> dict[str, Any]:
-    """The JSON schema that editors use."""
+    """Return the JSON schema that editors use."""
     return {"$schema": SCHEMA_URL, **Config.model_json_schema(), "title": "diffrl configuration"}

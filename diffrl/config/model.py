@@ -11,7 +11,8 @@ from pydantic import AfterValidator, Field, model_validator
 from diffrl.errors import ConfigError
 from diffrl.models.families import FAMILIES, find_family
 from diffrl.models.family import MOST_OPTIONS, Family
-from diffrl.sections import LONGEST_PATH, LONGEST_TEXT, MOST_ITERATIONS, ListOf, Section, problems, rule, show
+from diffrl.precision.facts import BASE_PRECISIONS
+from diffrl.sections import LONGEST_PATH, LONGEST_TEXT, MOST_ITERATIONS, Known, ListOf, Section, problems, rule, show
 
 MOST_RANK = 4096
 """The highest rank of a LoRA: the width of the largest networks, where it would be no longer low."""
@@ -113,7 +114,7 @@ class ModelSettings(Section):
         description="Trained weights that the run begins with; the reference of objective.kl stays the pipeline. null "
         "= the pipeline's own.",
     )
-    base_precision: Literal["int8", "nf4"] | None = Field(
+    base_precision: Annotated[str, Known("model.base_precision", BASE_PRECISIONS)] | None = Field(
         None,
         description="Of the frozen weights under a LoRA: int8 or nf4 by bitsandbytes, a half or a quarter of "
         "bfloat16's memory, for rollout and update alike; int8 takes its inputs in float16. null = dtype.",

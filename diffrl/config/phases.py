@@ -20,7 +20,7 @@ class Cycle:
     each: int
 
     def total(self, iterations: int) -> int:
-        """The sum over so many iterations from the first."""
+        """Return the sum over so many iterations from the first."""
         sums = [0, *accumulate(self.values)]
         stays, rest = divmod(iterations, self.each)
         rounds, place = divmod(stays, len(self.values))
@@ -28,7 +28,7 @@ class Cycle:
 
 
 def phases(iterations: int, corners: Iterable[int], holds: Callable[[int], bool]) -> Iterator[tuple[int, int, bool]]:
-    """The stretches of a run in which something holds, and in which it does not.
+    """Yield the stretches of a run in which something holds, and in which it does not.
 
     Args:
         iterations: of the run.

@@ -205,7 +205,7 @@ class RolloutSettings(Section):
         return self.tree.samples if self.explore is None else self.explore.keep + self.explore.audit
 
     def steps_at(self, iteration: int) -> tuple[int, ...]:
-        """The stochastic steps of a training iteration, from 0."""
+        """Return the stochastic steps of a training iteration, from 0."""
         s, splits = self.stochastic, self.tree.splits
         if isinstance(s, Window):
             return stochastic_steps("window", self.steps, iteration, splits, s.start, s.size, s.slide_every)

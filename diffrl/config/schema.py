@@ -297,7 +297,7 @@ class Config(Section):
         return self.loss_guidance(self.objective.sample_guidance) if own is None else own
 
     def loss_guidance(self, guidance: float | None) -> float:
-        """Guidance of the velocities that a loss is given.
+        """Return guidance of the velocities that a loss is given.
 
         Guidance that is an input of the network, as FLUX has it, is that of the rollout whatever the loss is; what the
         loss asks for is then the classifier-free guidance beside it.

@@ -80,7 +80,7 @@ GPUS: Mapping[str, Gpu] = {
 
 
 def find_gpu(name: str) -> Gpu:
-    """A GPU by its name, however it is written.
+    """Return a GPU by its name, however it is written.
 
     Raises:
         ConfigError: it is not in the table.
@@ -92,7 +92,7 @@ def find_gpu(name: str) -> Gpu:
 
 
 def parse_memory(text: str) -> int:
-    """Bytes of 80GB, 80 GB, 24GiB or 80, which is in GB as GPUs are sold.
+    """Return bytes of 80GB, 80 GB, 24GiB or 80, which is in GB as GPUs are sold.
 
     Raises:
         ConfigError: it is no amount of memory.

@@ -21,7 +21,7 @@ UTILISATION = 0.4
 
 
 def hours_of(plan: Plan, gpu: Gpu, utilisation: float) -> float | None:
-    """Hours of the whole run with a GPU for each process; None where its operations are not known."""
+    """Return hours of the whole run with a GPU for each process; None where its operations are not known."""
     if plan.run_flops is None:
         return None
     alone = 0 if plan.flops is None else plan.flops * plan.tree_evaluations  # while other processes wait
@@ -29,7 +29,7 @@ def hours_of(plan: Plan, gpu: Gpu, utilisation: float) -> float | None:
 
 
 def hours_rows(plan: Plan, gpus: tuple[Gpu, ...], utilisation: float) -> Iterator[tuple[str, str]]:
-    """A row of `plan_text` for each GPU: hours, and whether its memory suffices."""
+    """Yield a row of `plan_text` for each GPU: hours, and whether its memory suffices."""
     if not gpus:
         return
     yield f"Hours, at {utilisation:g} of the peak", "" if plan.run_flops is not None else "not known: see below"
@@ -43,14 +43,14 @@ def hours_rows(plan: Plan, gpus: tuple[Gpu, ...], utilisation: float) -> Iterato
 
 
 def hours_text(hours: float) -> str:
-    """Hours with as many digits as they deserve."""
+    """Return hours with as many digits as they deserve."""
     if hours < 0.95:
         return f"{60 * hours:.2g} minutes"
     return f"{hours:.1f} hours" if hours < 10 else f"{hours:,.0f} hours"
 
 
 def hours_notes(plan: Plan, config: Config, gpus: tuple[Gpu, ...]) -> Iterator[str]:
-    """What the hours leave out or take for granted."""
+    """Yield what the hours leave out or take for granted."""
     if not gpus:
         return
     if plan.run_flops is None:

@@ -10,8 +10,8 @@ from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field
 
-from diffrl.bundled import pipeline_folder
 from diffrl.config.schema import Config
+from diffrl.cost.activations import Activations, count_blocks
 from diffrl.cost.host import HostMemory, file_weights
 from diffrl.cost.rollout_size import FLOAT32, RolloutSize
 from diffrl.cost.scorers import ScorerWeights, scorer_weights
@@ -19,25 +19,20 @@ from diffrl.cost.weight_bytes import (
     BUFFERS,
     BYTES,
     count_parameters,
-    layers_of,
     lora_parameters,
     quantised_bytes,
 )
 from diffrl.data.prompts import load_prompts
 from diffrl.errors import ConfigError
 from diffrl.models.architecture import Architecture, describe_pipeline
-from diffrl.models.geometry import ENCODINGS_KEPT, Geometry, Size, read_geometry
-from diffrl.models.shipped import shipped_settings
-from diffrl.models.targets import names_layer
+from diffrl.models.family import ENCODINGS_KEPT
+from diffrl.precision.facts import BASE_PRECISIONS
 from diffrl.precision.formats import PRECISIONS
 
 ADAM_STATE_BYTES = {"adamw": 8, "adamw_8bit": 2}
 LIBRARIES = 2**30
 """What torch, diffusers and transformers hold once imported: 1.0 GiB resident, measured on a CPU with torch 2.15.
 A CUDA context takes about as much."""
-
-BASE_BYTES: Mapping[str, float] = {"int8": 1.0, "nf4": 0.5 + 1 / 64}
-"""Bytes of a quantised weight under a LoRA: a row's scale vanishes; nf4 has a scale byte for 64 weights."""
 
 
 @dataclass(frozen=True)
@@ -102,9 +97,13 @@ class ParameterCounts:
 
 
 def estimate_memory(
-    config: Config, rollout: RolloutSize, nodes: int, world_size: int = 1
+    config: Config,
+    rollout: RolloutSize,
+    nodes: int,
+    world_size: int = 1,
+    activations: tuple[Activations | None, str] = (None, ""),
 ) -> tuple[Memory | None, tuple[str, ...]]:
-    """Estimated memory of one process.
+    """Return estimated memory of one process.
 
     Trained weights, gradients, optimiser state and moving average are float32; everything else has model.dtype, unless
     model.base_precision quantises the frozen transformer. A full fine-tune with kl > 0 keeps a reference copy; with
@@ -115,6 +114,7 @@ def estimate_memory(
         rollout: of an iteration on this process.
         nodes: that train in it; with tilt those that split.
         world_size: processes; they share the transformer with train.sharding: fsdp.
+        activations: of its samples; or None, and why they are not known.
 
     Returns:
         The estimate, or None, and notes on what is missing.
@@ -134,20 +134,16 @@ def estimate_memory(
     frozen = {name: count_parameters(shapes) for name, shapes in found.shapes.items() if name not in found.networks}
     if config.model.lora is not None:
         frozen = {name: count_parameters(found.shapes[name]) for name in found.networks} | frozen
-    geometry = read_geometry(config.model.facts, found, asked_size(config))
+    sizes, why = activations
     resting, images, encodings = sum(offload.values()), 0, 0
-    if geometry is None:
-        passing, why = offload, "its config files are not as expected"
-        if config.model.facts.geometry is None:
-            why = f"the sizes of model.family {config.model.facts.name} are not known before it is loaded"
-        notes: tuple[str, ...] = (f"Memory without activations: {why}.",)
-    else:
-        kept |= _records(config, geometry, rollout, nodes, world_size)
-        passing, notes = _all_stages(config, found, parts, geometry, offload, rewards, world_size), ()
-        images = rollout.pictures(geometry)
+    passing, notes = offload, (f"Memory without activations: {why}.",)
+    if sizes is not None:
+        kept |= _records(config, sizes, rollout, nodes, world_size)
+        passing, notes = _all_stages(config, found, parts, sizes, offload, rewards, world_size), ()
+        images = rollout.pictures(sizes.pixels)
         if config.rollout.explore is not None:
-            images += _candidates(config, rollout) * 3 * geometry.pixels
-        encodings = _kept_encodings(config, geometry, world_size)
+            images += _candidates(config, rollout) * 3 * sizes.pixels
+        encodings = _kept_encodings(config, sizes, world_size)
     mapped, converted, assumed = file_weights(config.model, found, BYTES[config.model.dtype])
     at_once = {"loading": converted, "rewards": rewards.largest, "checkpoint": _saved_at_once(config, kept)}
     held = {"libraries": LIBRARIES, "offloaded parts": resting, "decoded images": images,
@@ -158,29 +154,29 @@ def estimate_memory(
 
 
 def _saved_at_once(config: Config, kept: Mapping[str, int]) -> int:
-    """Bytes of the largest group of a checkpoint's tensors, which is copied before it is written."""
+    """Return bytes of the largest group of a checkpoint's tensors, which is copied before it is written."""
     return max(kept["optimiser"], kept["gradients"], kept["moving average"])
 
 
-def _kept_encodings(config: Config, g: Geometry, world_size: int) -> int:
-    """Bytes of prompts' encodings that stay in the computer's memory, at most `ENCODINGS_KEPT`."""
+def _kept_encodings(config: Config, sizes: Activations, world_size: int) -> int:
+    """Return bytes of prompts' encodings that stay in the computer's memory, at most `ENCODINGS_KEPT`."""
     met = config.run.iterations * config.prompts.per_iteration // world_size + _held_out(config)
-    return min(ENCODINGS_KEPT, met * g.encoding_elements * BYTES[config.model.dtype])
+    return min(ENCODINGS_KEPT, met * sizes.encoding * BYTES[config.model.dtype])
 
 
 def _all_stages(
     config: Config,
     found: Architecture,
     parts: ParameterCounts,
-    g: Geometry,
+    sizes: Activations,
     offload: Mapping[str, int],
     rewards: ScorerWeights,
     world_size: int,
 ) -> dict[str, int]:
     """Bytes that pass on the device, by stage: activations, weights that are there for a stage, rewards at work."""
-    passing = _stages(config, g, _adapted_streams(config, found))
+    passing = _stages(config, sizes)
     for stage in ("rollout", "update", "evaluation"):
-        passing[stage] += _borrowed(config, parts, g, world_size)
+        passing[stage] += _gathered(config, found, parts, world_size)
     for stage, size in offload.items():
         passing[stage] = passing.get(stage, 0) + size
     passing["decode"] += rewards.working  # they score what was decoded while the next is
@@ -206,14 +202,17 @@ def _parts(config: Config, found: Architecture) -> ParameterCounts:
 
 
 def _weights(config: Config, found: Architecture, parts: ParameterCounts, world_size: int) -> dict[str, int]:
-    """Bytes of everything that is as large as a network."""
+    """Return bytes of everything that is as large as a network."""
     m, o = config.model, config.objective
     dtype, trained = BYTES[m.dtype], parts.trained
     networks = [found.shapes[name] for name in found.networks]
     base = dtype * parts.network if m.lora is not None else 0
     if m.base_precision is not None:
         plain = [{name: shape for name, shape in n.items() if name not in BUFFERS} for n in networks]
-        base = sum(quantised_bytes(n, m.facts.exclude, BASE_BYTES[m.base_precision], dtype) for n in plain)
+        base = sum(
+            quantised_bytes(n, m.facts.exclude, BASE_PRECISIONS[m.base_precision].bytes_per_weight, dtype)
+            for n in plain
+        )
     share = world_size if config.train.sharding == "fsdp" else 1
     kept = {
         "libraries": LIBRARIES,
@@ -234,7 +233,7 @@ def _weights(config: Config, found: Architecture, parts: ParameterCounts, world_
 
 
 def _copy_size(config: Config, found: Architecture, device: str) -> int:
-    """Bytes of the low-precision copy on a device ("cpu", "cuda"); 0 without one."""
+    """Return bytes of the low-precision copy on a device ("cpu", "cuda"); 0 without one."""
     e = config.rollout.explore
     if e is None or e.precision == "training":
         return 0
@@ -248,7 +247,7 @@ def _vae_bytes(config: Config) -> int:
 
 
 def _offloaded(config: Config, parts: ParameterCounts) -> dict[str, int]:
-    """Bytes that come to the device for a stage; all text encoders come together."""
+    """Return bytes that come to the device for a stage; all text encoders come together."""
     m = config.model
     sizes = {}
     if "text_encoders" in m.offload:
@@ -258,38 +257,29 @@ def _offloaded(config: Config, parts: ParameterCounts) -> dict[str, int]:
     return sizes
 
 
-def asked_size(config: Config) -> Size:
-    """What the adapter will be asked for: the configuration's, then the pipeline's own settings, then the family's."""
-    m = config.model
-    own = shipped_settings(pipeline_folder(m.path))
-    asked = {name: own.get(name) if value is None else value for name, value in m.options.items()}
-    text = asked.pop("max_sequence_length")
-    return Size(**asked, text_tokens=m.facts.max_sequence_length if text is None else text)
-
-
-def _records(config: Config, g: Geometry, rollout: RolloutSize, nodes: int, world_size: int) -> dict[str, int]:
-    """Bytes of what an iteration draws, and of prompts' encodings."""
+def _records(config: Config, sizes: Activations, rollout: RolloutSize, nodes: int, world_size: int) -> dict[str, int]:
+    """Return bytes of what an iteration draws, and of prompts' encodings."""
     e, o, samples = config.rollout.explore, config.objective, rollout.samples
-    kept = {"samples and steps": rollout.size(g, BYTES[config.rollout.latents_dtype])}
+    kept = {"samples and steps": rollout.size(sizes.latents, BYTES[config.rollout.latents_dtype])}
     if e is not None:
-        kept["candidates"] = _candidates(config, rollout) * FLOAT32 * g.latent_elements
+        kept["candidates"] = _candidates(config, rollout) * FLOAT32 * sizes.latents
     if o.trains_samples:
-        kept["noised examples"] = samples * o.levels_per_sample * 3 * FLOAT32 * g.latent_elements
+        kept["noised examples"] = samples * o.levels_per_sample * 3 * FLOAT32 * sizes.latents
     if o.trains_nodes:
-        kept["covariances"] = (3 * nodes + 2 * samples) * FLOAT32 * g.latent_elements
+        kept["covariances"] = (3 * nodes + 2 * samples) * FLOAT32 * sizes.latents
     prompts = config.prompts.per_iteration // world_size + _held_out(config)  # at once on the device
-    kept["prompt encodings"] = prompts * g.encoding_elements * BYTES[config.model.dtype]
+    kept["prompt encodings"] = prompts * sizes.encoding * BYTES[config.model.dtype]
     return kept
 
 
 def _candidates(config: Config, rollout: RolloutSize) -> int:
-    """Pictures that are drawn to choose a rollout's samples from."""
+    """Return pictures that are drawn to choose a rollout's samples from."""
     assert config.rollout.explore is not None
     return rollout.samples * config.rollout.explore.candidates // config.rollout.redrawn
 
 
 def _held_out(config: Config) -> int:
-    """Prompts that are held out and looked at."""
+    """Return prompts that are held out and looked at."""
     held_out = config.eval.samples
     if not config.prompts.held_out.startswith("hub:"):
         with suppress(ConfigError):  # the run will say so
@@ -297,49 +287,29 @@ def _held_out(config: Config) -> int:
     return held_out
 
 
-def _adapted_streams(config: Config, found: Architecture) -> int:
-    """Layers with an adapter that a token passes: of a joint block's twins, one of text and one of picture, one."""
-    layers = [layer for layer, shape in layers_of(found.shapes[found.networks[0]]) if len(shape) == 2]
-    targets = config.model.lora_targets
-    return sum("add_" not in layer and any(names_layer(target, layer) for target in targets) for layer in layers)
-
-
-def _stages(config: Config, g: Geometry, adapted: int) -> dict[str, int]:
-    """Bytes of activations, by stage.
-
-    Args:
-        config: the run.
-        g: sizes of its samples.
-        adapted: layers with an adapter that a token passes; each holds `rank` numbers of it between its halves.
-    """
-    r, t, m, dtype = config.rollout, config.train, config.model, BYTES[config.model.dtype]
-    token_row = g.tokens * g.width * dtype
-    forward, layer = g.activations.forward * token_row, g.activations.saved * token_row
-    inner = g.tokens * (m.lora.rank if m.lora is not None else 0) * dtype
-    forward += inner
-    graph, passed = layer * g.layers + inner * adapted, (g.activations.backward - g.activations.saved) * token_row
-    if t.gradient_checkpointing:  # a block's input is kept, and the block that the gradient is in computed anew
-        graph, passed = token_row * g.layers, g.activations.backward * token_row + inner * adapted / g.layers
+def _stages(config: Config, sizes: Activations) -> dict[str, int]:
+    """Return bytes of activations, by stage."""
+    r, t, m = config.rollout, config.train, config.model
     guided, eval_guided, before = (
         m.facts.calls_per_step(scale) for scale in (r.guidance_scale, config.eval.guidance_scale, config.kl_guidance)
     )
     trained = max(m.facts.calls_per_step(config.loss_guidance(loss.guidance)) for loss in config.objective.planned())
-    whole = trained * (graph + passed)
+    update = sizes.update.of(t.micro_batch * trained)
     if config.objective.needs_reference:  # the reference predicts while the policy's graph is there
-        whole = max(whole, trained * graph + before * forward)
-    decoder = (g.tile_elements if m.vae_tiling else g.decoder_elements) * _vae_bytes(config)
+        reference = int(sizes.forward.each * t.micro_batch * before)  # its weights are in `dtype`: no copies of them
+        update = max(update, sizes.graph.of(t.micro_batch * trained) + reference)
+    decoder = sizes.tile if m.vae_tiling else sizes.decode
     return {
-        "rollout": int(r.micro_batch * guided * forward),
-        "update": int(t.micro_batch * whole),
-        "evaluation": int(config.eval.batch * eval_guided * forward),
+        "rollout": sizes.forward.of(r.micro_batch * guided),
+        "update": update,
+        "evaluation": sizes.forward.of(config.eval.batch * eval_guided),
         "decode": (1 if m.vae_slicing else r.decode_batch) * decoder,
     }
 
 
-def _borrowed(config: Config, parts: ParameterCounts, g: Geometry, world_size: int) -> int:
-    """Bytes of weights that exist while the network runs: bfloat16 copies of trained ones, blocks gathered of ranks."""
-    full, dtype = config.model.lora is None, BYTES[config.model.dtype]
-    casts = BYTES["bfloat16"] * parts.trained if full and config.model.dtype == "bfloat16" else 0
+def _gathered(config: Config, found: Architecture, parts: ParameterCounts, world_size: int) -> int:
+    """Return bytes of the two blocks that are gathered of all ranks while the network runs."""
     if config.train.sharding != "fsdp" or world_size == 1:
-        return casts
-    return 2 * (FLOAT32 if full else dtype) * parts.network // g.layers + casts
+        return 0
+    number = FLOAT32 if config.model.lora is None else BYTES[config.model.dtype]
+    return 2 * number * parts.network // sum(count_blocks(found.configs["transformer"]).values())

@@ -97,7 +97,7 @@ class CostMeter:
             self._purpose = before
 
     def state(self) -> dict[str, float]:
-        """All counts under flat names."""
+        """Return all counts under flat names."""
         return {
             **{f"evaluations/{name}": count for name, count in self.evaluations.items()},
             **{f"precision/{name}": count for name, count in self.by_precision.items()},
@@ -157,12 +157,12 @@ class IterationCost:
         return metrics, seconds, wall
 
     def _now(self) -> float:
-        """Seconds on the clock without what is no part of training."""
+        """Return seconds on the clock without what is no part of training."""
         return time.perf_counter() - sum(self._clock.seconds.get(phase, 0.0) for phase in OUTSIDE)
 
 
 def training_cost(counts: Mapping[str, float], checkpointing: bool) -> float:
-    """What training has cost, in network evaluations without gradient; those with one count three or four times.
+    """Return what training has cost, in network evaluations without gradient; those with one count three or four times.
 
     The on-policy gate, once a run, and held-out evaluations are left out. `diffrl.cost.prices` prices precisions too.
 
@@ -175,5 +175,5 @@ def training_cost(counts: Mapping[str, float], checkpointing: bool) -> float:
 
 
 def network_evaluations(counts: Mapping[str, float]) -> int:
-    """Network evaluations for whatever purpose, held-out ones included."""
+    """Return network evaluations for whatever purpose, held-out ones included."""
     return int(sum(counts[f"evaluations/{name}"] for name in PURPOSES))

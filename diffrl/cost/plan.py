@@ -15,7 +15,7 @@ from typing import Any
 from diffrl.config.idle import unused_keys
 from diffrl.config.phases import Cycle, phases
 from diffrl.config.schema import Config
-from diffrl.cost.flops import evaluation_flops
+from diffrl.cost.activations import activations_of
 from diffrl.cost.host_limits import processes_here
 from diffrl.cost.memory import Memory, estimate_memory
 from diffrl.cost.meter import training_cost
@@ -131,7 +131,7 @@ class PromptCost:
 
 
 def prompt_cost(config: Config, iteration: int) -> PromptCost:
-    """What one prompt costs in a training iteration."""
+    """Return what one prompt costs in a training iteration."""
     r, value = config.rollout, config.credit.value
     branching = r.branching_at(iteration)
     full = range(r.steps)
@@ -203,7 +203,9 @@ def make_plan(config: Config, world_size: int = 1) -> Plan:
         for scale in (r.guidance_scale, config.kl_guidance, config.loss_guidance(o.sample_guidance))
     )
     largest = max((one.rollout_size for one in costs), key=lambda one: one.stored).times(groups, world_size)
-    memory, notes = estimate_memory(config, largest, groups * first.origins // world_size, world_size)
+    activations = activations_of(config)
+    nodes = groups * first.origins // world_size
+    memory, notes = estimate_memory(config, largest, nodes, world_size, activations)
     free = int(o.knows_on_policy)  # an iteration's first update; see `Config.retakes_densities`
     again = over_the_run(lambda one: sum(even_parts(one.origins, t.updates_per_iteration)[free:]))
     retaken = again if config.retakes_densities else 0
@@ -255,7 +257,7 @@ def make_plan(config: Config, world_size: int = 1) -> Plan:
         exact=r.explore is None or not r.tree.splits,
         checkpointing=t.gradient_checkpointing,
         memory=memory,
-        flops=evaluation_flops(config),
+        flops=None if activations[0] is None else activations[0].flops,
         tree_evaluations=shown,
         velocities={name: groups * count for name, count in per_iteration.items()},
         notes=(*notes, *unused_keys(config), *tree_notes(config, shown)),
@@ -274,19 +276,19 @@ def tree_notes(config: Config, evaluations: int) -> list[str]:
 
 
 def even_parts(total: int, parts: int) -> tuple[int, ...]:
-    """`total` in parts that differ by one at most, the larger ones first."""
+    """Return `total` in parts that differ by one at most, the larger ones first."""
     small, larger = divmod(total, parts)
     return (small + 1,) * larger + (small,) * (parts - larger)
 
 
 def plan_json(plan: Plan, more: Mapping[str, Any] | None = None) -> str:
-    """The plan as JSON, with the sum of its network evaluations, and their operations."""
+    """Return the plan as JSON, with the sum of its network evaluations, and their operations."""
     sums = {"total_network_evaluations": plan.total_network_evaluations, "run_flops": plan.run_flops}
     return json.dumps({**asdict(plan), **sums, **(more or {})}, indent=2)
 
 
 def plan_text(plan: Plan, more: Sequence[tuple[str, str]] = (), notes: Sequence[str] = ()) -> str:
-    """The plan as aligned text.
+    """Return the plan as aligned text.
 
     Args:
         plan: the plan.
@@ -344,7 +346,7 @@ def plan_text(plan: Plan, more: Sequence[tuple[str, str]] = (), notes: Sequence[
 
 
 def _host_rows(memory: Memory, world_size: int) -> list[tuple[str, str]]:
-    """Rows of `plan_text` on the computer's memory."""
+    """Return rows of `plan_text` on the computer's memory."""
     host, processes = memory.host, processes_here(world_size)
     largest = max(host.passing, key=lambda name: host.passing[name])
     rows = [("Computer's memory, per process (rough)", size_text(host.each))]
@@ -359,5 +361,5 @@ def _host_rows(memory: Memory, world_size: int) -> list[tuple[str, str]]:
 
 
 def size_text(size: int) -> str:
-    """Bytes in MiB or GiB."""
+    """Return bytes in MiB or GiB."""
     return f"{size / 2**30:.1f} GiB" if size >= 2**30 else f"{size / 2**20:.1f} MiB"

@@ -38,7 +38,7 @@ class Prices:
     sources: Mapping[str, str] = field(default_factory=lambda: {"trained": ARITHMETIC})
 
     def exploring(self, precision: str) -> float:
-        """Price of one evaluation of the exploring stage.
+        """Return price of one evaluation of the exploring stage.
 
         Args:
             precision: that it runs in.
@@ -57,7 +57,7 @@ class Prices:
         return self.explore[precision]
 
     def cost(self, counts: Mapping[str, float], precision: str | None, checkpointing: bool) -> float:
-        """What training has cost; the on-policy gate, once a run, and held-out evaluations are left out.
+        """Return what training has cost; the on-policy gate, once a run, and held-out evaluations are left out.
 
         Args:
             counts: evaluations by purpose; those of `diffrl.cost.meter.UNGRADED` and "update" count.
@@ -73,7 +73,7 @@ class Prices:
         return low + rest + (self.checkpointed if checkpointing else self.trained) * counts.get("update", 0)
 
     def told(self) -> str:
-        """The whole table in a sentence, sources included."""
+        """Return the whole table in a sentence, sources included."""
         prices = {"trained": self.trained, **(self.explore or {})}
         each = [f"{name} {price:g} ({self.sources[name]})" for name, price in prices.items()]
         unknown = "; exploring evaluations 1 in any precision" if self.explore is None else ""

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from diffrl.models.geometry import Geometry
-
 FLOAT32, INDEX = 4, 8
 
 
@@ -33,13 +31,18 @@ class RolloutSize:
         """That of one of some processes that share `count` as large rollouts."""
         return RolloutSize(*(value * count // processes for value in vars(self).values()))
 
-    def size(self, g: Geometry, stored: int = FLOAT32) -> int:
-        """Bytes on the device: latents, recorded steps' in `stored` bytes a number; indices, levels, densities."""
-        latents = (self.stored * stored + (self.samples + self.predicted) * FLOAT32) * g.latent_elements
+    def size(self, elements: int, stored: int = FLOAT32) -> int:
+        """Return bytes on the device: latents, recorded steps' in `stored` bytes a number; indices, levels, densities.
+
+        Args:
+            elements: numbers in one sample's latents.
+            stored: bytes of a number of a recorded step.
+        """
+        latents = (self.stored * stored + (self.samples + self.predicted) * FLOAT32) * elements
         columns = self.nodes * 5 * INDEX + self.samples * INDEX
         columns += self.origins * (3 * INDEX + 2 * FLOAT32) + self.edges * (3 * INDEX + FLOAT32)
         return latents + columns
 
-    def pictures(self, g: Geometry) -> int:
-        """Bytes of the decoded pictures, uint8, which lie in the computer's memory whatever the device is."""
-        return self.samples * 3 * g.pixels
+    def pictures(self, pixels: int) -> int:
+        """Return bytes of the decoded pictures, uint8, which lie in the computer's memory whatever the device is."""
+        return self.samples * 3 * pixels

@@ -72,7 +72,7 @@ def scorer_weights(config: Config) -> ScorerWeights:
 
 
 def call_bytes(reward: RewardSettings) -> int:
-    """Bytes that a call of a reward takes beside its weights; 0 where they are not known."""
+    """Return bytes that a call of a reward takes beside its weights; 0 where they are not known."""
     if not weights_of(reward):
         return 0
     name = inner_name(reward)
@@ -95,19 +95,19 @@ def weights_of(reward: RewardSettings) -> Mapping[str, int] | None:
 
 
 def inner_name(reward: RewardSettings) -> str:
-    """The reward whose weights are asked for: of `video_mean` the one that it averages."""
+    """Return the reward whose weights are asked for: of `video_mean` the one that it averages."""
     inner = reward.options.get("reward") if reward.name == "video_mean" else None
     return inner if isinstance(inner, str) and inner in SCORERS else reward.name
 
 
 def inner_options(reward: RewardSettings) -> Mapping[str, object]:
-    """The options of that reward."""
+    """Return the options of that reward."""
     given = reward.options.get("reward_options", {}) if reward.name == "video_mean" else reward.options
     return given if isinstance(given, Mapping) else {}
 
 
 def _bytes(dtype: str) -> int:
-    """Bytes of a weight.
+    """Return bytes of a weight.
 
     Raises:
         ConfigError: scorers do not compute in it.
@@ -122,6 +122,6 @@ def _dtype(reward: RewardSettings) -> str:
 
 
 def _file(reward: RewardSettings) -> str:
-    """What says which file of a repository is read, and how: other words load a copy of their own."""
+    """Return what says which file of a repository is read, and how: other words load a copy of their own."""
     options = inner_options(reward)
     return repr({name: str(options[name]) for name in ("version", "step", "revision", "positions") if name in options})

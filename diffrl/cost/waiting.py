@@ -38,6 +38,6 @@ def longest_wait(config: Config, world_size: int) -> float:
 
 
 def _scoring(rewards: Sequence[RewardSettings], samples: int) -> float:
-    """Seconds that a table of so many samples may take."""
+    """Return seconds that a table of so many samples may take."""
     calls = [(reward, -(-samples // (reward.batch_size or FEWEST))) for reward in rewards]
     return sum(LONGEST if reward.timeout is None else reward.timeout * count for reward, count in calls)

@@ -16,7 +16,7 @@ BUFFERS = ("pos_embed.pos_embed",)
 
 
 def count_parameters(shapes: Shapes) -> int:
-    """Numbers in all tensors that are parameters."""
+    """Return numbers in all tensors that are parameters."""
     return sum(math.prod(shape) for name, shape in shapes.items() if name not in BUFFERS)
 
 
@@ -29,7 +29,7 @@ def lora_parameters(shapes: Shapes, targets: Sequence[str], rank: int) -> int:
 def quantised_bytes(
     shapes: Shapes, exclude: Sequence[str], quantised: float, rest: float, pointwise: bool = False
 ) -> int:
-    """Bytes of a network whose linear layers are quantised, but for those of the patterns.
+    """Return bytes of a network whose linear layers are quantised, but for those of the patterns.
 
     Args:
         shapes: of its tensors.

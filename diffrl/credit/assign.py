@@ -1,7 +1,6 @@
 """Rewards of samples to advantages of samples and of the steps that led to them.
 
-A rule is a function from what is known of a forest to what its steps earn, and a line in `registry.CREDIT_RULES`, or a
-function of the user's own (`credit.own`); a comparison is a function from what steps earn to their advantages, and a
+What steps earn is a rule of `credit.rules`; a comparison is a function from what steps earn to their advantages, and a
 line in `COMPARISONS`.
 """
 
@@ -14,13 +13,13 @@ from typing import Literal, NamedTuple
 import torch
 from torch import Tensor
 
-from diffrl.credit.own import own_step_rewards
+from diffrl.credit.rules import reward_rule, rules_that
 from diffrl.functional.advantages import Comparison, compare, origin_value, population_std
 from diffrl.functional.groups import group_table, joint_ids, layout
-from diffrl.functional.tree_values import fuse, levels, path_weights, step_rewards, sum_below
-from diffrl.functional.turning_points import Turns, find_turning_points
+from diffrl.functional.tree_values import fuse, levels, path_weights, sum_below
+from diffrl.functional.turning_points import Turns
 from diffrl.records import Credit, CreditDetail, Forest
-from diffrl.registry import CREDIT_RULES, resolve
+from diffrl.registry import CREDIT_RULES
 
 NO_TURNS = Turns(torch.zeros(0, dtype=torch.int64), torch.zeros(0, dtype=torch.int64), torch.zeros(0, dtype=torch.bool))
 
@@ -61,9 +60,10 @@ class CreditRule:
         for name, table in {"reward": CREDIT_RULES, "normalise": COMPARISONS}.items():
             if getattr(self, name) not in table and not (name == "reward" and ":" in self.reward):
                 raise ValueError(f"{name} must be one of {', '.join(table)}. Got {getattr(self, name)!r}.")
-        if self.reward == "outcome" and self.normalise != "group":
-            raise ValueError(f"normalise must be 'group' with reward 'outcome'. Got {self.normalise!r}.")
-        if self.reward != "outcome" and self.std == "batch":
+        of_samples = reward_rule(self.reward).of_samples
+        if of_samples and self.normalise != "group":
+            raise ValueError(f"normalise must be 'group' with reward {self.reward!r}. Got {self.normalise!r}.")
+        if not of_samples and self.std == "batch":
             raise ValueError(f"std 'batch' goes with reward 'outcome'. Got it with {self.reward!r}.")
         if self.std == "mad" and (self.baseline != "median" or self.normalise == "siblings"):
             raise ValueError(
@@ -124,49 +124,13 @@ class StepCredit(NamedTuple):
     turns: Turns | None = None
 
 
-def outcome(scored: Scored, rule: CreditRule) -> StepCredit:
-    """A step shares the advantages of the samples that it leads to."""
-    return StepCredit(
-        fuse(scored.forest.parent, _at_leaves(scored.forest, scored.outcome, scored.usable), scored.leaf_weight)
-    )
-
-
-def fused(scored: Scored, rule: CreditRule) -> StepCredit:
-    """A step earns the fused value of the node in which it ends (BranchGRPO)."""
-    return _compared(scored, rule, scored.fused, scored.fused)
-
-
-def incremental(scored: Scored, rule: CreditRule) -> StepCredit:
-    """A step earns what it adds to the value of the node that it leaves."""
-    reward = step_rewards(scored.worth, scored.forest.parent)
-    return _compared(scored, rule, reward.where(~scored.adds_nothing, torch.nan))
-
-
-def turning_point(scored: Scored, rule: CreditRule) -> StepCredit:
-    """The same, but the long-term reward where a path turns (TP-GRPO)."""
-    forest, weight = scored.forest, scored.leaf_weight
-    points, turns = find_turning_points(
-        scored.worth, scored.leaf_reward, forest.parent, rule.constraint, rule.balance, weight, forest.prompt
-    )
-    return _compared(scored, rule, points.rewards.where(~scored.adds_nothing, torch.nan))._replace(turns=turns)
-
-
-def own(scored: Scored, rule: CreditRule) -> StepCredit:
-    """A step earns what a function of the user's own says; see `own_step_rewards`."""
-    return _compared(scored, rule, own_step_rewards(rule.reward, scored))
-
-
-WITHOUT_VALUES = ("outcome", "fused")
-"""Rules that look at samples' rewards alone, and at no other estimator of a node's worth."""
-
-
 def with_prompt(reward: Tensor, forest: Forest, centre: Tensor | None, rule: CreditRule) -> Comparison:
-    """Steps compared with all steps of their prompt."""
+    """Return steps compared with all steps of their prompt."""
     return compare(reward, forest.prompt, None, rule.baseline, rule.std, clamp=rule.clamp)
 
 
 def with_depth(reward: Tensor, forest: Forest, centre: Tensor | None, rule: CreditRule) -> Comparison:
-    """Steps compared with those of their prompt that end at the same step of the grid; see `depth_advantage`."""
+    """Return steps compared with those of their prompt that end at the same step of the grid; see `depth_advantage`."""
     return compare(reward, joint_ids(forest.prompt, forest.step), None, rule.baseline, rule.std, clamp=rule.clamp)
 
 
@@ -196,7 +160,7 @@ def assign_credit(
     batch: tuple[Tensor, Tensor] | None = None,
     finished: Tensor | None = None,
 ) -> Credit:
-    """Advantages of a rank's samples and of the steps of their forest.
+    """Return advantages of a rank's samples and of the steps of their forest.
 
     A sample's own advantage is GRPO's, from the rewards of its prompt's samples. Those of steps follow the rule; on
     chains, `outcome` gives every step its sample's advantage (Flow-GRPO, arXiv 2505.05470).
@@ -226,8 +190,8 @@ def assign_credit(
         ValueError: `values` or `log_prob` is given to a rule that has no use for it, or log_prob is missing.
         DiffrlError: a rule of the user's own does not say what each step earns.
     """
-    if values is not None and rule.reward in WITHOUT_VALUES:
-        raise ValueError(f"values go with reward 'incremental' and 'turning_point'. Got them with {rule.reward!r}.")
+    if values is not None and not reward_rule(rule.reward).by_value:
+        raise ValueError(f"values go with reward {rules_that('by_value')}. Got them with {rule.reward!r}.")
     if (log_prob is not None) != (rule.fusion == "path_probability"):
         got = "none" if log_prob is None else "one"
         raise ValueError(f"log_prob goes with fusion 'path_probability'. Got {got} with {rule.fusion!r}.")
@@ -247,13 +211,20 @@ def assign_credit(
     advantage = samples.group.advantage if finished is None else finished.where(trained, 0.0)
 
     weight = None if log_prob is None else path_weights(forest.parent, log_prob, rule.beta)
-    leaf_reward = _at_leaves(forest, reward, usable)
+    leaf_reward = at_leaves(forest, reward, usable)
     if values is not None:
         values = values.index_put((forest.leaf,), leaf_reward[forest.leaf].to(values.dtype))
     fused_values = fuse(forest.parent, leaf_reward, weight)
-    scored = Scored(forest, usable, advantage, leaf_reward, weight, fused_values, values)
-    credit = own if ":" in rule.reward else resolve("credit.reward", CREDIT_RULES, rule.reward)
-    steps: StepCredit = credit(scored, rule)
+    scored = Scored(
+        forest=forest,
+        usable=usable,
+        outcome=advantage,
+        leaf_reward=leaf_reward,
+        leaf_weight=weight,
+        fused=fused_values,
+        values=values,
+    )
+    steps = reward_rule(rule.reward).earn(scored, rule)
 
     trains = (forest.parent >= 0) & _on_the_way(forest, trained)
     turning = torch.zeros_like(trains)
@@ -277,7 +248,7 @@ def assign_credit(
 
 
 def _quotient(compared: Comparison | None, trains: Tensor) -> tuple[Tensor, Tensor]:
-    """Centre and spread, float32, NaN where nothing was compared or nothing trains."""
+    """Return centre and spread, float32, NaN where nothing was compared or nothing trains."""
     if compared is None:
         absent = torch.full(trains.shape, torch.nan)
         return absent, absent
@@ -293,7 +264,7 @@ def kept_edges(
     best: int = 1,
     skipped_steps: Collection[int] = (),
 ) -> Tensor:
-    """Which steps still train after BranchGRPO's pruning (arXiv 2509.06040), of gradients only.
+    """Return which steps still train after BranchGRPO's pruning (arXiv 2509.06040), of gradients only.
 
     `parent_top1` keeps of each parent at the last split the child that is worth most, uniformly fused, the first of
     equals; its siblings go, and all that grows from them (the published code keeps them). Steps before the last split
@@ -318,41 +289,41 @@ def kept_edges(
     usable = usable & reward.isfinite()
     kept = forest.parent >= 0
     if width == "parent_top1":
-        kept &= _below_better_children(forest, fuse(forest.parent, _at_leaves(forest, reward, usable)))
+        kept &= _below_better_children(forest, fuse(forest.parent, at_leaves(forest, reward, usable)))
     elif width == "extremes":
         kept &= _towards_extremes(forest, reward, usable, best)
     return kept & ~torch.isin(forest.step, forest.step.new_tensor(sorted(skipped_steps)))
 
 
-def _compared(scored: Scored, rule: CreditRule, reward: Tensor, centre: Tensor | None = None) -> StepCredit:
-    """Advantages of steps that earn `reward` (N,); `centre` (N,) is the worth of nodes in the same unit."""
+def compared(scored: Scored, rule: CreditRule, reward: Tensor, centre: Tensor | None = None) -> StepCredit:
+    """Return advantages of steps that earn `reward` (N,); `centre` (N,) is the worth of nodes in the same unit."""
     reward = reward.where(scored.fused.isfinite() & (scored.forest.parent >= 0), torch.nan)
     compared = COMPARISONS[rule.normalise](reward, scored.forest, centre, rule)
     return StepCredit(compared.group.advantage, reward, compared)
 
 
-def _at_leaves(forest: Forest, amount: Tensor, usable: Tensor) -> Tensor:
-    """(N,) what each usable sample (S,) brings, at the node it grows from; NaN elsewhere."""
+def at_leaves(forest: Forest, amount: Tensor, usable: Tensor) -> Tensor:
+    """Return (N,) what each usable sample (S,) brings, at the node it grows from; NaN elsewhere."""
     absent = amount.new_full(forest.parent.shape, torch.nan)
     return absent.index_put((forest.leaf,), amount.masked_fill(~usable, torch.nan))
 
 
 def _lone(forest: Forest, usable: Tensor) -> Tensor:
-    """(N,) bool, True where no sibling leads to a usable sample: by the leaves such a step adds nothing."""
+    """Return (N,) bool, True where no sibling leads to a usable sample: by the leaves such a step adds nothing."""
     alive = _on_the_way(forest, usable) & (forest.parent >= 0)
     children = torch.bincount(forest.parent[alive], minlength=len(forest.parent))
     return alive & (children[forest.parent.clamp_min(0)] == 1)
 
 
 def _on_the_way(forest: Forest, samples: Tensor) -> Tensor:
-    """(N,) bool, True for the nodes on the paths to the samples (S,) that are True."""
+    """Return (N,) bool, True for the nodes on the paths to the samples (S,) that are True."""
     ends = torch.zeros_like(forest.parent)
     ends[forest.leaf[samples]] = 1
     return sum_below(forest.parent, ends) > 0
 
 
 def _dropped(forest: Forest, reward: Tensor, usable: Tensor, minimum: int) -> Tensor:
-    """(S,) bool, True where too few samples of the sample's prompt are usable."""
+    """Return (S,) bool, True where too few samples of the sample's prompt are usable."""
     if not len(forest):
         return torch.zeros_like(usable)
     table = group_table(reward, forest.sample_prompt, usable)
@@ -360,7 +331,7 @@ def _dropped(forest: Forest, reward: Tensor, usable: Tensor, minimum: int) -> Te
 
 
 def _below_better_children(forest: Forest, values: Tensor) -> Tensor:
-    """(N,) bool, False for the worse children at the last split and for all nodes below them."""
+    """Return (N,) bool, False for the worse children at the last split and for all nodes below them."""
     kept = torch.ones_like(forest.parent, dtype=torch.bool)
     splits = [step for step, children in forest.branching.items() if children > 1]
     if not splits:
@@ -374,7 +345,7 @@ def _below_better_children(forest: Forest, values: Tensor) -> Tensor:
 
 
 def _towards_extremes(forest: Forest, reward: Tensor, usable: Tensor, best: int) -> Tensor:
-    """(N,) bool, True for the nodes on the way to the best and the worst usable samples of each prompt."""
+    """Return (N,) bool, True for the nodes on the way to the best and the worst usable samples of each prompt."""
     samples = torch.nonzero(usable).flatten()
     samples = samples[torch.argsort(reward[samples], descending=True, stable=True)]
     prompt = forest.sample_prompt[samples]

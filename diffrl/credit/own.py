@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 
 def own_step_rewards(name: str, scored: Scored) -> Tensor:
-    """What each step earns by a function of the user's own.
+    """Return what each step earns by a function of the user's own.
 
     Args:
         name: "module:function"; it is called with a copy of what is known of the forest.

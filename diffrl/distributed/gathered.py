@@ -13,7 +13,7 @@ if TYPE_CHECKING:
 
 
 def is_sharded(tensor: Tensor) -> TypeGuard[DTensor]:
-    """Whether a tensor is this rank's part of one.
+    """Return whether a tensor is this rank's part of one.
 
     Nobody can have split it without torch.distributed.tensor, which is not imported just to ask: that takes a third as
     long as torch itself.
@@ -23,7 +23,7 @@ def is_sharded(tensor: Tensor) -> TypeGuard[DTensor]:
 
 
 def whole(tensor: Tensor) -> Tensor:
-    """The tensor itself, gathered if it is sharded; then every rank must ask for it."""
+    """Return the tensor itself, gathered if it is sharded; then every rank must ask for it."""
     return tensor.full_tensor() if is_sharded(tensor) else tensor
 
 

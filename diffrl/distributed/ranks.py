@@ -55,22 +55,22 @@ class Ranks:
         self._control, self._accelerator = control, accelerator
 
     def _talk(self) -> Control:
-        """How ranks talk, once none has a call of a sharded network left."""
+        """Return how ranks talk, once none has a call of a sharded network left."""
         if self.lockstep:
             self.lockstep.settle()
         assert self._control is not None
         return self._control
 
     def gather(self, rows: Tensor) -> Tensor:
-        """Rows (B, ...) of all ranks, in rank order, on the CPU; every rank must bring the same number."""
+        """Return rows (B, ...) of all ranks, in rank order, on the CPU; every rank must bring the same number."""
         return rows.cpu() if self.world == 1 else self._talk().gather(rows.cpu())
 
     def gather_objects(self, value: T) -> list[T]:
-        """Every rank's value, small and of plain types, in rank order, on every rank."""
+        """Return every rank's value, small and of plain types, in rank order, on every rank."""
         return [value] if self.world == 1 else self._talk().objects(value)
 
     def sum(self, values: Tensor) -> Tensor:
-        """Elementwise sum over ranks, float64, on the CPU."""
+        """Return elementwise sum over ranks, float64, on the CPU."""
         values = values.to(torch.float64).cpu()
         return values if self.world == 1 else self._talk().sum(values)
 
@@ -79,7 +79,7 @@ class Ranks:
         return int(self.sum(torch.tensor([float(number)]))[0])
 
     def any(self, flag: bool) -> bool:
-        """Whether any rank says yes."""
+        """Return whether any rank says yes."""
         return self.count(flag) > 0
 
     def wait(self) -> None:
@@ -131,7 +131,7 @@ class Ranks:
                 parameter.grad = self._accelerator.reduce(gradient.detach(), reduction="mean")
 
     def prepare(self, network: nn.Module) -> nn.Module:
-        """The network, whose gradients are averaged over ranks in the backward pass (DDP)."""
+        """Return the network, whose gradients are averaged over ranks in the backward pass (DDP)."""
         prepared: nn.Module = self._accelerator.prepare_model(network)
         return prepared
 

@@ -31,7 +31,7 @@ class Rows(Protocol):
         ...
 
     def rows(self, name: str, start: int, stop: int) -> Tensor:
-        """A whole tensor's rows from `start` to before `stop`."""
+        """Return a whole tensor's rows from `start` to before `stop`."""
         ...
 
 
@@ -54,7 +54,7 @@ def roots(network: nn.Module) -> list[nn.Module]:
 
 
 def blocks(root: nn.Module) -> list[nn.Module]:
-    """The repeated blocks of a root: members of its module lists, of the classes that it names."""
+    """Return the repeated blocks of a root: members of its module lists, of the classes that it names."""
     names = set(getattr(root, "_no_split_modules", None) or ())
     lists = [module for module in root.modules() if isinstance(module, nn.ModuleList)]
     return [block for listed in lists for block in listed if type(block).__name__ in names]
@@ -91,7 +91,7 @@ def shard_network(network: nn.Module, mesh: Any, widen: bool) -> list[nn.Module]
 
 
 def _problem(network: nn.Module, outermost: list[nn.Module]) -> str | None:
-    """Why a network cannot be split; None if it can be."""
+    """Return why a network cannot be split; None if it can be."""
     name = type(network).__name__
     inside = {id(parameter) for root in outermost for parameter in root.parameters()}
     if not all(blocks(root) for root in outermost) or {id(parameter) for parameter in network.parameters()} - inside:
@@ -134,7 +134,7 @@ def shape_of(source: Mapping[str, Tensor], name: str) -> tuple[int, ...]:
 
 
 def dtype_of(source: Mapping[str, Tensor], name: str) -> str:
-    """Dtype of a named tensor, which is not read for it, as torch writes it."""
+    """Return dtype of a named tensor, which is not read for it, as torch writes it."""
     return source.dtype(name) if isinstance(source, Rows) else str(source[name].dtype)
 
 
@@ -152,7 +152,7 @@ def fill(target: Tensor, source: Mapping[str, Tensor], name: str) -> None:
 
 
 def read_like(source: Mapping[str, Tensor], name: str, like: Tensor | None) -> Tensor:
-    """A new tensor, sharded as `like` is if it has the same shape, else whole.
+    """Return a new tensor, sharded as `like` is if it has the same shape, else whole.
 
     Args:
         source: plain tensors.
@@ -178,5 +178,5 @@ def _read(source: Mapping[str, Tensor], name: str, rows: Tensor, start: int) -> 
 
 
 def total_norm(tensors: list[Tensor]) -> float:
-    """Euclidean norm of all entries together; every rank must ask for it."""
+    """Return euclidean norm of all entries together; every rank must ask for it."""
     return float(whole(torch.nn.utils.get_total_norm(tensors))) if tensors else 0.0

@@ -17,14 +17,11 @@ from diffrl.config.model import ModelSettings
 from diffrl.doctor.rows import Budget, Found, Row
 from diffrl.doctor.tiny import Step, distance, open_step, write_tiny
 from diffrl.errors import ConfigError, NotHereError
+from diffrl.precision.facts import BASE_PRECISIONS
 from diffrl.training.optim import make_optimizer
 
 FAMILIES = ("flux", "sd3", "wan")
 """Networks that attention is tried in: norms of queries and keys before and after rotation, joint attention, videos."""
-
-BASE_ERROR = {"int8": 0.1, "nf4": 0.75}
-"""How far a network on quantised weights may be from one in bfloat16, as a share of its velocity. A product's error is
-about 1 % in int8 and 10 % in nf4 (of normal weights); some tens of them stand behind each other."""
 
 
 def rows(device: torch.device, budget: Budget) -> Iterator[Row]:
@@ -38,10 +35,10 @@ def rows(device: torch.device, budget: Budget) -> Iterator[Row]:
                     "velocity and gradient in bfloat16 within 4 of its units of the math backend's",
                     partial(_attention, family, path, device, backend),
                 )
-        for precision in choices(ModelSettings, "base_precision"):
+        for precision, base in BASE_PRECISIONS.items():
             yield Row(
                 f"base in {precision}, sd3",
-                f"velocity within {BASE_ERROR[precision]:.0%} of bfloat16's, layers see bfloat16, finite gradient",
+                f"velocity within {base.largest_error:.0%} of bfloat16's, layers see bfloat16, finite gradient",
                 partial(_base, paths["sd3"], device, precision),
             )
         for kind in ("adamw", "adamw_8bit"):
@@ -107,7 +104,7 @@ def _base(path: Path, device: torch.device, precision: str) -> Found:
         hook.remove()
     apart, finite = distance(velocity, exact), all(bool(one.isfinite().all()) for one in gradient)
     dtypes = ", ".join(sorted(str(dtype).removeprefix("torch.") for dtype in seen))
-    passed = apart <= BASE_ERROR[precision] and finite and seen == {torch.bfloat16}
+    passed = apart <= BASE_PRECISIONS[precision].largest_error and finite and seen == {torch.bfloat16}
     words = f"velocity {apart:.1%}, {len(layers)} layers see {dtypes}, gradient {'finite' if finite else 'not finite'}"
     return Found(passed, words, {"velocity": apart, "layers": len(layers), "dtypes": dtypes})
 

@@ -53,7 +53,7 @@ def group_advantage(
     minimum: int = 2,
     spread: Tensor | None = None,
 ) -> GroupAdvantage:
-    """Rewards relative to their group's baseline, in units of a spread.
+    """Return rewards relative to their group's baseline, in units of a spread.
 
         A_i = clip((r_i - baseline_group(i)) / (std + eps), -clamp, clamp)
 
@@ -106,7 +106,7 @@ def compare(
     spread: Tensor | None = None,
     centre: Tensor | None = None,
 ) -> Comparison:
-    """`group_advantage` with the numbers that it was made with, and with a baseline from elsewhere if need be.
+    """Return `group_advantage` with the numbers that it was made with, and with a baseline from elsewhere if need be.
 
     The arguments are those of `group_advantage`. With `centre` (S,) each reward is compared with that in place of what
     `baseline` names; where it is not finite the advantage is 0, but the reward still enters the standard deviation.
@@ -133,7 +133,7 @@ def compare(
 
 
 def population_std(rewards: Tensor, ok: Tensor | None = None) -> Tensor:
-    """Standard deviation of all usable rewards, whatever their group.
+    """Return standard deviation of all usable rewards, whatever their group.
 
     Args:
         rewards: (S,) in any unit.
@@ -157,7 +157,7 @@ def depth_advantage(
     minimum: int = 2,
     std: Literal["group", "mad"] = "group",
 ) -> Tensor:
-    """Each step's reward relative to those of the same prompt at the same depth.
+    """Return each step's reward relative to those of the same prompt at the same depth.
 
         A_n = clip((r_n - baseline_(prompt, depth)) / (std_(prompt, depth) + eps), -clamp, clamp)
 
@@ -196,7 +196,7 @@ def sibling_advantage(
     clamp: float = 5.0,
     minimum: int = 2,
 ) -> Tensor:
-    """Each step's reward relative to what its origin was worth, in units of the spread at that depth.
+    """Return each step's reward relative to what its origin was worth, in units of the spread at that depth.
 
         A_n = clip((r_n - centre_parent(n)) / (std_(prompt, depth) + eps), -clamp, clamp)
 
@@ -244,7 +244,7 @@ def gdpo_advantage(
     clamp: float = 5.0,
     minimum: int = 2,
 ) -> Tensor:
-    """Several rewards, each normalised in its group before they are added, so that none drowns the others.
+    """Return several rewards, each normalised in its group before they are added, so that none drowns the others.
 
         a_i = sum_k w_k * (r_ki - mean_group(i)(r_k)) / (std_group(i)(r_k) + eps)
         A_i = clip(a_i / (std_batch(a) + eps), -clamp, clamp)

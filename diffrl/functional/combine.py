@@ -11,7 +11,7 @@ Score = TypeVar("Score", float, "Tensor")
 
 
 def scaled_reward(raw: Score, shift: float = 0.0, scale: float = 1.0, weight: float = 1.0) -> Score:
-    """What a raw score adds to the total, weight * (raw - shift) / scale.
+    """Return what a raw score adds to the total, weight * (raw - shift) / scale.
 
     Args:
         raw: scores of any shape, in the scorer's units; NaN stays NaN.

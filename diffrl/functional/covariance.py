@@ -21,7 +21,7 @@ class Covariance(NamedTuple):
 
 
 def sibling_covariance(x0: Tensor, advantage: Tensor, node: Tensor, child: Tensor, nodes: int) -> Covariance:
-    """Covariance of advantage and sample below each node, from leaves of different children.
+    """Return covariance of advantage and sample below each node, from leaves of different children.
 
         C_n = sum over pairs (l, l') below different children of n of (A_l - A_l') (x0_l - x0_l') / 2, over their number
 

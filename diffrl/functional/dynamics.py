@@ -32,7 +32,7 @@ class Step(NamedTuple):
 
 
 def ode_step(x: Tensor, v: Tensor, sigma: float | Tensor, sigma_next: float | Tensor) -> Step:
-    """Euler step of the probability-flow ODE: deterministic, so it has no density.
+    """Return Euler step of the probability-flow ODE: deterministic, so it has no density.
 
         mean = x - d * v,   std = 0
 
@@ -61,7 +61,7 @@ def ab2_step(
     sigma_next: float | Tensor,
     sigma_prev: float | Tensor,
 ) -> Step:
-    """Two-step Adams-Bashforth step of the probability-flow ODE, for steps of any lengths: deterministic.
+    """Return two-step Adams-Bashforth step of the probability-flow ODE, for steps of any lengths: deterministic.
 
         mean = x + h * ((1 + w) * v - w * v_prev),   std = 0,   h = n - s,   w = h / (2 * (s - sigma_prev))
 
@@ -99,7 +99,7 @@ def flow_sde_step(
     noise_level: float,
     sigma_max: float | Tensor,
 ) -> Step:
-    """Flow-GRPO's SDE step, which has the marginals of the ODE.
+    """Return Flow-GRPO's SDE step, which has the marginals of the ODE.
 
         mean = x - d * (v + g^2 / (2 s) * epshat),   std = g * sqrt(d),   g = noise_level * sqrt(s / (1 - s))
 
@@ -127,7 +127,7 @@ def flow_sde_step(
 
 
 def dance_sde_step(x: Tensor, v: Tensor, sigma: float | Tensor, sigma_next: float | Tensor, eta: float) -> Step:
-    """DanceGRPO's SDE step: the same SDE with the same diffusion coefficient at every noise level.
+    """Return DanceGRPO's SDE step: the same SDE with the same diffusion coefficient at every noise level.
 
         mean = x - d * (v + eta^2 / (2 s) * epshat),   std = eta * sqrt(d)
 
@@ -153,7 +153,7 @@ def dance_sde_step(x: Tensor, v: Tensor, sigma: float | Tensor, sigma_next: floa
 
 
 def cps_step(x: Tensor, v: Tensor, sigma: float | Tensor, sigma_next: float | Tensor, noise_level: float) -> Step:
-    """Coefficient-preserving sampling: fresh noise replaces part of the predicted noise, so the total stays n.
+    """Return coefficient-preserving sampling: fresh noise replaces part of the predicted noise, so the total stays n.
 
         mean = (1 - n) * x0hat + sqrt(n^2 - q^2) * epshat,   std = q = n * sin(noise_level * pi / 2)
 
@@ -184,7 +184,7 @@ def cps_step(x: Tensor, v: Tensor, sigma: float | Tensor, sigma_next: float | Te
 
 
 def per_row(value: float | Tensor, x: Tensor) -> Tensor:
-    """A quantity with one value a row, shaped to broadcast over x.
+    """Return a quantity with one value a row, shaped to broadcast over x.
 
     Args:
         value: a number, a tensor of one element, or a tensor of B elements such as (B,) or (B, 1, ..., 1).
@@ -206,7 +206,7 @@ def per_row(value: float | Tensor, x: Tensor) -> Tensor:
 
 
 def _sde_step(x: Tensor, v: Tensor, s: Tensor, n: Tensor, g: Tensor) -> Step:
-    """Euler-Maruyama step of dx = (v - g^2 / 2 * score) dsigma + g dw, with score = -epshat / s."""
+    """Return Euler-Maruyama step of dx = (v - g^2 / 2 * score) dsigma + g dw, with score = -epshat / s."""
     x, v = x.float(), v.float()
     d = s - n
     epshat = x + (1.0 - s) * v

@@ -15,7 +15,7 @@ from diffrl.functional.dynamics import per_row
 
 
 def log_prob(x: Tensor, mean: Tensor, std: float | Tensor) -> Tensor:
-    """Log-density of a step, averaged over the latent's dimensions.
+    """Return log-density of a step, averaged over the latent's dimensions.
 
         mean over non-batch dims of [-(x - mean)^2 / (2 std^2) - ln std - ln(2 pi) / 2]
 
@@ -38,7 +38,7 @@ def log_prob(x: Tensor, mean: Tensor, std: float | Tensor) -> Tensor:
 
 
 def kl(mean: Tensor, mean_ref: Tensor, std: float | Tensor) -> Tensor:
-    """KL divergence between two steps of the same std, averaged over the latent's dimensions.
+    """Return KL divergence between two steps of the same std, averaged over the latent's dimensions.
 
         mean over non-batch dims of (mean - mean_ref)^2 / (2 std^2)
 
@@ -60,7 +60,7 @@ def kl(mean: Tensor, mean_ref: Tensor, std: float | Tensor) -> Tensor:
 
 
 def row_mean(x: Tensor) -> Tensor:
-    """Mean over all dimensions but the first: (B, ...) -> (B,)."""
+    """Return mean over all dimensions but the first: (B, ...) -> (B,)."""
     return x.unsqueeze(-1).flatten(start_dim=1).mean(dim=1)
 
 

@@ -85,11 +85,11 @@ def layout(groups: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def joint_ids(first: Tensor, second: Tensor) -> Tensor:
-    """One id for each pair of ids, (S,) int64: rows share it where they share both."""
+    """Return one id for each pair of ids, (S,) int64: rows share it where they share both."""
     (_, row), (_, column) = (torch.unique(ids, return_inverse=True) for ids in (first, second))
     return torch.as_tensor(row * (len(first) + 1) + column)
 
 
 def _at(table: Tensor, column: Tensor) -> Tensor:
-    """One entry of each row; the first where the column is negative."""
+    """Return one entry of each row; the first where the column is negative."""
     return table.gather(1, column.clamp_min(0).unsqueeze(1)).squeeze(1)

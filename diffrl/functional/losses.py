@@ -12,7 +12,7 @@ from diffrl.functional.gaussian import row_mean
 def clipped_surrogate(
     log_prob: Tensor, old_log_prob: Tensor, advantage: Tensor, clip_low: float, clip_high: float
 ) -> tuple[Tensor, dict[str, Tensor]]:
-    """PPO's clipped policy loss, one value an edge.
+    """Return PPO's clipped policy loss, one value an edge.
 
         max(-A * rho, -A * clip(rho, 1 - clip_low, 1 + clip_high)),   rho = exp(log_prob - old_log_prob)
 
@@ -56,7 +56,7 @@ def clipped_surrogate(
 
 
 def velocity_kl(v: Tensor, v_ref: Tensor) -> Tensor:
-    """Squared distance of two velocities, averaged over the latent's dimensions: a KL up to the step's scale.
+    """Return squared distance of two velocities, averaged over the latent's dimensions: a KL up to the step's scale.
 
         mean over non-batch dims of (v - v_ref)^2
 
@@ -84,7 +84,7 @@ def nft_loss(
     eps: float = 1e-5,
     advantage_clip: float = 5.0,
 ) -> tuple[Tensor, dict[str, Tensor]]:
-    """DiffusionNFT's loss, one value a row: good samples pull the velocity to them, bad ones push it away.
+    """Return DiffusionNFT's loss, one value a row: good samples pull the velocity to them, bad ones push it away.
 
         advantage_clip * (r * L+ + (1 - r) * L-) / beta,   L± = mean (x0hat± - x0)^2 / max(mean |x0hat± - x0|, eps)
         x0hat± = x - sigma * v±,   v+ = beta * v + (1 - beta) * v_old,   v- = (1 + beta) * v_old - beta * v
@@ -133,7 +133,7 @@ def nft_loss(
 def tilt_loss(
     v: Tensor, x: Tensor, sigma: float | Tensor, direction: Tensor, centre: Tensor, eps: float = 1e-5
 ) -> tuple[Tensor, dict[str, Tensor]]:
-    """Tree tilt's loss, one value a node: the clean prediction moves along the covariance of reward and sample.
+    """Return tree tilt's loss, one value a node: the clean prediction moves along the covariance of reward and sample.
 
         -2 mean(C * (x0hat - xbar)) / scale,   x0hat = x - sigma * v,   scale = max(mean |x0hat - xbar|, eps)
 
@@ -171,7 +171,7 @@ def tilt_loss(
 
 
 def optimality(advantage: Tensor, advantage_clip: float = 5.0) -> Tensor:
-    """Probability that a sample counts as good, linear in its clipped advantage.
+    """Return probability that a sample counts as good, linear in its clipped advantage.
 
         r = clip(clip(A, -c, c) / (2 c) + 0.5, 0, 1)
 

@@ -26,7 +26,7 @@ Metrics = dict[str, Tensor]
 def matching_log_prob(
     v: Tensor, target: Tensor, sigma: float | Tensor, weighting: Weighting, power: float = 0.25, eps: float = 1e-5
 ) -> Tensor:
-    """What AWM puts in the place of a log-probability: the matching error, weighted and negative.
+    """Return what AWM puts in the place of a log-probability: the matching error, weighted and negative.
 
         uniform        -d                              huber    -sigma * (sqrt(d + 1e-10) - 1e-5)
         sigma          -sigma * d                      ghuber   -sigma * ((d + 1e-10)^p - 1e-10^p) / p
@@ -79,7 +79,7 @@ def awm_loss(
     clip_low: float,
     clip_high: float,
 ) -> tuple[Tensor, Metrics]:
-    """Advantage-weighted matching, one value a row: PPO's surrogate with the matching error as log-probability.
+    """Return advantage-weighted matching, one value a row: PPO's surrogate with the matching error as log-probability.
 
         max(-A * rho, -A * clip(rho, 1 - clip_low, 1 + clip_high)),   rho = exp(l - l_old),   l = `matching_log_prob`
 
@@ -141,7 +141,7 @@ def group_weight(
 def dgpo_loss(
     v: Tensor, v_old: Tensor, target: Tensor, advantage: Tensor, weight: Tensor, clip: float | None
 ) -> tuple[Tensor, Metrics]:
-    """Direct group preference optimisation, one value a row.
+    """Return direct group preference optimisation, one value a row.
 
         W * A * d,   without gradient where exp(d_old - d) is above 1 + clip with A > 0, or below 1 - clip with A < 0
 
@@ -176,7 +176,7 @@ def dgpo_loss(
 
 
 def implicit_reward(v: Tensor, v_old: Tensor, target: Tensor, eps: float = 1e-5) -> Tensor:
-    """CRD's reward that a policy implies: by how much better than the old one it matches a sample.
+    """Return CRD's reward that a policy implies: by how much better than the old one it matches a sample.
 
         q = -(d / max(mean |v - target|, eps) - d_old / max(mean |v_old - target|, eps))
 
@@ -247,7 +247,7 @@ def crd_loss(
 
 
 def group_mean(values: Tensor, cell: Tensor, counts: Tensor) -> Tensor:
-    """The mean over each row's group, without gradient.
+    """Return the mean over each row's group, without gradient.
 
     Args:
         values: (B,) numbers; those of rows that do not count may be anything.
@@ -270,7 +270,7 @@ def group_mean(values: Tensor, cell: Tensor, counts: Tensor) -> Tensor:
 
 
 def _mean_distance(v: Tensor, target: Tensor) -> Tensor:
-    """Mean |v - target| of each row, (B,) float32, without gradient."""
+    """Return mean |v - target| of each row, (B,) float32, without gradient."""
     return row_mean((v.detach().float() - target.float()).abs())
 
 

@@ -79,7 +79,7 @@ def ranking_fidelity(proxy: Tensor, true: Tensor, k: int) -> RankingFidelity:
 
 
 def pair_agreement(proxy: Tensor, true: Tensor, groups: Tensor, chosen: Tensor) -> tuple[int, int, int]:
-    """Counts of pairs that two rewards order alike, over the pairs of a group with at least one chosen member.
+    """Return counts of pairs that two rewards order alike, over the pairs of a group with at least one chosen member.
 
     For the audit: when only a random few of the rest are scored in full, the pairs that they are in are a fair sample,
     where those between selected extremes alone are not.
@@ -112,12 +112,12 @@ def pair_agreement(proxy: Tensor, true: Tensor, groups: Tensor, chosen: Tensor) 
 
 
 def _signs(values: Tensor) -> Tensor:
-    """(N,) -> (N, N): 1 where the row's value is above the column's, -1 where below, 0 where equal."""
+    """Return (N,) -> (N, N): 1 where the row's value is above the column's, -1 where below, 0 where equal."""
     return torch.sign(values.unsqueeze(1) - values)
 
 
 def _centred_rank(signs: Tensor) -> Tensor:
-    """(N, N) -> (N,): average rank from the best, less the mean of all ranks: half of (above) - (below)."""
+    """Return (N, N) -> (N,): average rank from the best, less the mean of all ranks: half of (above) - (below)."""
     return -0.5 * signs.sum(dim=1)
 
 

@@ -9,7 +9,7 @@ from torch import Tensor
 
 
 def sigma_grid(steps: int, shift: float = 1.0) -> Tensor:
-    """The noise levels of a sampler with `steps` steps, spread evenly and then shifted towards noise.
+    """Return the noise levels of a sampler with `steps` steps, spread evenly and then shifted towards noise.
 
         s_i = shift * u_i / (1 + (shift - 1) * u_i),   u = linspace(1, 0, steps + 1)
 
@@ -35,7 +35,7 @@ def sigma_grid(steps: int, shift: float = 1.0) -> Tensor:
 
 
 def merged_end(sigmas: Tensor) -> Tensor:
-    """A grid whose last two steps are one: its last level above 0 is left out.
+    """Return a grid whose last two steps are one: its last level above 0 is left out.
 
     diffusers' flow-matching schedulers end at sigma_min, about .001, before 0, so that their last step costs a network
     evaluation and moves the latents by a thousandth.

@@ -46,7 +46,7 @@ _Picks = list[tuple[int, str]]
 
 
 def best_worst(rewards: Tensor, keep: int) -> Selection:
-    """The K/2 best, best first, and then the K/2 worst, worst first; of an odd K the larger half are best.
+    """Return the K/2 best, best first, and then the K/2 worst, worst first; of an odd K the larger half are best.
 
     Sol-RL, arXiv 2604.06916.
 
@@ -97,7 +97,7 @@ def max_variance(rewards: Tensor, keep: int) -> Selection:
 
 
 def sibling_contrast(rewards: Tensor, keep: int, parent: Tensor, leaf: Tensor) -> Selection:
-    """Pairs of leaves that share all but a split's noise and differ most in reward.
+    """Return pairs of leaves that share all but a split's noise and differ most in reward.
 
         gap(node) = max over children a != b of (best reward below a) - (worst reward below b)
 
@@ -138,7 +138,7 @@ def sibling_contrast(rewards: Tensor, keep: int, parent: Tensor, leaf: Tensor) -
 
 
 def random_choice(rewards: Tensor, keep: int, order: Tensor) -> Selection:
-    """The first K scored candidates of a random order; the order is passed in, so the choice is reproducible.
+    """Return the first K scored candidates of a random order; the order is passed in, so the choice is reproducible.
 
     Args:
         rewards: (N,) in any unit; only whether they are finite matters.
@@ -160,7 +160,7 @@ def random_choice(rewards: Tensor, keep: int, order: Tensor) -> Selection:
 
 
 def select_all(rewards: Tensor) -> Selection:
-    """Every candidate, scored or not, in the order of the candidates.
+    """Return every candidate, scored or not, in the order of the candidates.
 
     Args:
         rewards: (N,) with N at least 1.
@@ -176,7 +176,7 @@ def select_all(rewards: Tensor) -> Selection:
 
 
 def _sort(rewards: Tensor, keep: int) -> _Sorted:
-    """The one sort that every rule rests on, and the checks that all share."""
+    """Return the one sort that every rule rests on, and the checks that all share."""
     if rewards.ndim != 1:
         raise ValueError(f"rewards must be (N,), the candidates of one prompt. Got {tuple(rewards.shape)}.")
     if not 1 <= keep <= len(rewards):
@@ -214,7 +214,7 @@ def _selection(picks: _Picks, ranked: _Sorted, rewards: Tensor, keep: int) -> Se
 
 
 def _ends(scored: list[int], best: int, total: int) -> _Picks:
-    """The `best` best, and the worst up to `total`."""
+    """Return the `best` best, and the worst up to `total`."""
     worst = scored[::-1][: total - best]
     return [(i, f"best {rank}") for rank, i in enumerate(scored[:best], 1)] + [
         (i, f"worst {rank}") for rank, i in enumerate(worst, 1)
@@ -222,7 +222,7 @@ def _ends(scored: list[int], best: int, total: int) -> _Picks:
 
 
 def _fill(scored: list[int], kept: set[int], count: int) -> _Picks:
-    """`count` of those that are not kept yet: best, worst, best, and so on."""
+    """Return `count` of those that are not kept yet: best, worst, best, and so on."""
     rest = [(i, rank) for rank, i in enumerate(scored) if i not in kept]
     picks: _Picks = []
     for turn in range(count):
@@ -232,7 +232,7 @@ def _fill(scored: list[int], kept: set[int], count: int) -> _Picks:
 
 
 def _gaps(ranked: _Sorted, parent: list[int], leaf: list[int]) -> list[tuple[int, float, int, int]]:
-    """(node, gap, best leaf below one child, worst leaf below another) of each split, by falling gap."""
+    """Return (node, gap, best leaf below one child, worst leaf below another) of each split, by falling gap."""
     below: dict[int, dict[int, list[int]]] = {}  # node -> child -> scored candidates below it, best first
     for i in ranked.scored:
         child = leaf[i]

@@ -58,12 +58,12 @@ def stochastic_steps(
 
 
 def least_steps(stochastic: Collection[int], steps: int) -> int:
-    """Steps of the coarsest grid of a full grid of `steps` that holds the stochastic ones unchanged."""
+    """Return steps of the coarsest grid of a full grid of `steps` that holds the stochastic ones unchanged."""
     return len({0, steps, *stochastic, *(step + 1 for step in stochastic)}) - 1
 
 
 def coarse_levels(full: int, stochastic: Collection[int], steps: int) -> tuple[int, ...]:
-    """A coarser grid that holds every stochastic step unchanged, so that noise enters at the same place in both.
+    """Return a coarser grid that holds every stochastic step unchanged, so that noise enters at the same place in both.
 
     Beginning with the two ends and both sides of each stochastic step, the largest gap is halved again and again; of
     equal gaps the first, where most of the picture is decided.

@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 
 
 def alive_per_level(levels: Sequence[int], branching: Mapping[int, int]) -> list[int]:
-    """Nodes of one whole tree that go through the network at each level of the grid.
+    """Return nodes of one whole tree that go through the network at each level of the grid.
 
     Args:
         levels: starts of the grid's steps, as indices of the full grid.
@@ -20,7 +20,7 @@ def alive_per_level(levels: Sequence[int], branching: Mapping[int, int]) -> list
 
 
 def forwards_per_tree(levels: Sequence[int], branching: Mapping[int, int]) -> int:
-    """Network evaluations of one whole tree.
+    """Return network evaluations of one whole tree.
 
     On the full grid, with K children at 0-based splits b_1 < ... < b_m of T steps, that is
     (b_1 + 1) + sum_j K^j (b_(j+1) - b_j) + K^m (T - 1 - b_m).
@@ -29,7 +29,7 @@ def forwards_per_tree(levels: Sequence[int], branching: Mapping[int, int]) -> in
 
 
 def ends_per_tree(branching: Mapping[int, int]) -> dict[int, int]:
-    """Stochastic step -> nodes of one whole tree in which it ends: its edges."""
+    """Return stochastic step -> nodes of one whole tree in which it ends: its edges."""
     alive, ends = 1, {}
     for step in sorted(branching):
         alive *= branching[step]
@@ -38,5 +38,5 @@ def ends_per_tree(branching: Mapping[int, int]) -> dict[int, int]:
 
 
 def origins_per_tree(branching: Mapping[int, int]) -> dict[int, int]:
-    """Stochastic step -> nodes of one whole tree that it starts from: what the update asks the network for."""
+    """Return stochastic step -> nodes of one whole tree that it starts from: what the update asks the network for."""
     return {step: count // branching[step] for step, count in ends_per_tree(branching).items()}

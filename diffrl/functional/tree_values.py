@@ -15,7 +15,7 @@ _LOWEST = -600.0
 
 
 def fuse(parent: Tensor, leaf_reward: Tensor, leaf_weight: Tensor | None = None) -> Tensor:
-    """Weighted mean, at every node, of what the leaves below it bring.
+    """Return weighted mean, at every node, of what the leaves below it bring.
 
         fused(n) = sum_l w_l R_l / sum_l w_l,   l the leaves below n
 
@@ -50,7 +50,7 @@ def fuse(parent: Tensor, leaf_reward: Tensor, leaf_weight: Tensor | None = None)
 
 
 def path_weights(parent: Tensor, log_prob: Tensor, beta: float) -> Tensor:
-    """Weights for `fuse` that make likely paths count for more.
+    """Return weights for `fuse` that make likely paths count for more.
 
         w_l proportional to exp(beta * log p(l | root)),   log p(l | n) = sum of log_prob over the steps from n to l
 
@@ -85,7 +85,7 @@ def path_weights(parent: Tensor, log_prob: Tensor, beta: float) -> Tensor:
 
 
 def step_rewards(values: Tensor, parent: Tensor) -> Tensor:
-    """What each step adds to the value of the node that it leaves.
+    """Return what each step adds to the value of the node that it leaves.
 
         r_c = V(c) - V(parent(c))
 
@@ -107,14 +107,14 @@ def step_rewards(values: Tensor, parent: Tensor) -> Tensor:
 
 
 def leaf_mask(parent: Tensor) -> Tensor:
-    """(N,) bool, True for nodes that nobody names as parent."""
+    """Return (N,) bool, True for nodes that nobody names as parent."""
     leaf = torch.ones_like(parent, dtype=torch.bool)
     leaf[parent[parent >= 0]] = False
     return leaf
 
 
 def levels(parent: Tensor) -> list[Tensor]:
-    """Rows of each depth: the roots', those of their children, and so on; int64, ascending."""
+    """Return rows of each depth: the roots', those of their children, and so on; int64, ascending."""
     depth = torch.zeros_like(parent)
     ancestor = parent
     while bool((ancestor >= 0).any()):
@@ -124,7 +124,7 @@ def levels(parent: Tensor) -> list[Tensor]:
 
 
 def root_of(parent: Tensor) -> Tensor:
-    """(N,) int64 row of the root of each node's tree."""
+    """Return (N,) int64 row of the root of each node's tree."""
     root = torch.arange(len(parent), device=parent.device)
     while bool((parent[root] >= 0).any()):
         root = torch.where(parent[root] >= 0, parent[root], root)
@@ -132,7 +132,7 @@ def root_of(parent: Tensor) -> Tensor:
 
 
 def sum_below(parent: Tensor, amount: Tensor) -> Tensor:
-    """(N,) float64 sum of `amount` (N,) over each node and all nodes below it."""
+    """Return (N,) float64 sum of `amount` (N,) over each node and all nodes below it."""
     total = amount.double().clone()
     for nodes in reversed(levels(parent)[1:]):
         total.index_add_(0, parent[nodes], total[nodes])
@@ -140,7 +140,7 @@ def sum_below(parent: Tensor, amount: Tensor) -> Tensor:
 
 
 def paths(parent: Tensor, leaves: Tensor) -> tuple[Tensor, Tensor]:
-    """Every step of the paths to some leaves, once for each of the leaves that it leads to.
+    """Return every step of the paths to some leaves, once for each of the leaves that it leads to.
 
     Args:
         parent: (N,) int64.

@@ -103,7 +103,7 @@ def find_turning_points(
     leaf_weight: Tensor | None = None,
     group: Tensor | None = None,
 ) -> tuple[TurningPoints, Turns]:
-    """`turning_point_rewards`, and on which paths the steps turn."""
+    """Return `turning_point_rewards`, and on which paths the steps turn."""
     check_forest(parent, values=values, leaf_reward=leaf_reward, leaf_weight=leaf_weight, group=group)
     value, step = values.double(), step_rewards(values, parent).double()
     leaf, node = paths(parent, torch.nonzero(leaf_mask(parent) & leaf_reward.isfinite()).flatten())
@@ -139,7 +139,7 @@ def _agree(a: Tensor, b: Tensor) -> Tensor:
 
 
 def _balanced(long_term: Tensor, group: Tensor) -> Tensor:
-    """(M,) bool, False where one of M long-term rewards is dropped; of equal ones the later is."""
+    """Return (M,) bool, False where one of M long-term rewards is dropped; of equal ones the later is."""
     if not len(long_term):
         return torch.ones_like(long_term, dtype=torch.bool)
     _, row = torch.unique(group, return_inverse=True)

@@ -18,7 +18,7 @@ _lock = threading.Lock()
 
 
 def answered(site: Site, name: str, query: Query) -> Answer:
-    """The page, or one that says why there is none."""
+    """Return the page, or one that says why there is none."""
     try:
         return site.answer(name, query)
     except Exception as error:  # whatever a page meets, the visitor gets a sentence

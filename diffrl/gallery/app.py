@@ -39,7 +39,7 @@ ASK_AGAIN = "private, no-cache"
 
 
 def make_app(site: Site, host: str = "127.0.0.1") -> FastAPI:
-    """The application.
+    """Return the application.
 
     Args:
         site: what is shown.
@@ -98,14 +98,14 @@ def make_app(site: Site, host: str = "127.0.0.1") -> FastAPI:
 
 
 def respond(answer: Answer) -> Response:
-    """A page function's answer as HTTP."""
+    """Return a page function's answer as HTTP."""
     headers = {"Content-Disposition": f'attachment; filename="{answer.filename}"'} if answer.filename else {}
     headers |= {"Retry-After": str(answer.retry_after)} if answer.retry_after else {}
     return Response(as_bytes(answer), answer.status, headers, media_type=answer.type)
 
 
 def send_image(site: Site, key: str, file: str, size: int | None, still: bool, held: str = "") -> Response:
-    """An image, small or whole; what is missing is answered by an image that says so.
+    """Return an image, small or whole; what is missing is answered by an image that says so.
 
     Args:
         site: whose it is.
@@ -175,7 +175,7 @@ REFUSED = (
 
 
 def answers_to(header: str, host: str) -> bool:
-    """Whether a request is for this server by a name that is known without asking; see also `is_full_name`.
+    """Return whether a request is for this server by a name that is known without asking; see also `is_full_name`.
 
     Args:
         header: the request's Host, with or without a port.
@@ -193,17 +193,17 @@ def answers_to(header: str, host: str) -> bool:
 
 
 def is_full_name(header: str) -> bool:
-    """Whether a request calls the machine by its full name; the first call may wait for a name server."""
+    """Return whether a request calls the machine by its full name; the first call may wait for a name server."""
     return name_in(header) == full_name()
 
 
 def name_in(header: str) -> str:
-    """The name or address in a Host header, without port and brackets; "" if there is none."""
+    """Return the name or address in a Host header, without port and brackets; "" if there is none."""
     match = re.fullmatch(r"(\[[0-9A-Fa-f:.]+\]|[^:\[\]]+)(:\d{1,5})?", header)
     return match[1].strip("[]").lower().rstrip(".") if match else ""
 
 
 @lru_cache(maxsize=1)
 def full_name() -> str:
-    """The machine's full name, which a name server may be asked for."""
+    """Return the machine's full name, which a name server may be asked for."""
     return socket.getfqdn().lower().rstrip(".")

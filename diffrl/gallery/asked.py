@@ -87,7 +87,7 @@ class Versus:
 
 
 def versus(query: Query, keys: Sequence[str]) -> Versus:
-    """The columns of an address that are compared; the last with the first where it names none that is there.
+    """Return the columns of an address that are compared; the last with the first where it names none that is there.
 
     Args:
         query: of the address.
@@ -108,7 +108,7 @@ def versus(query: Query, keys: Sequence[str]) -> Versus:
 
 
 def wanted(query: Query, columns: Sequence[Column], sorts: Sequence[str]) -> Wanted:
-    """The filters and the order of an address; a range that is none is told by `Wanted.problem`.
+    """Return the filters and the order of an address; a range that is none is told by `Wanted.problem`.
 
     Raises:
         GalleryError: no such order, which no form of the gallery asks for.
@@ -127,7 +127,7 @@ def wanted(query: Query, columns: Sequence[Column], sorts: Sequence[str]) -> Wan
 
 
 def _range(query: Query) -> tuple[float | None, float | None, str]:
-    """The ends of the range, and what is wrong with them; both None if anything is."""
+    """Return the ends of the range, and what is wrong with them; both None if anything is."""
     try:
         low, high = query.number("low"), query.number("high")
     except GalleryError as error:
@@ -138,7 +138,7 @@ def _range(query: Query) -> tuple[float | None, float | None, str]:
 
 
 def paged(query: Query, rows: Sequence[Row], size: int, exported: bool) -> tuple[list[Row], int, int]:
-    """The rows of a page, its number and how many pages there are; an exported page has all, up to `EXPORTED`.
+    """Return the rows of a page, its number and how many pages there are; an exported page has all, up to `EXPORTED`.
 
     Raises:
         GalleryError: there is no such page.
@@ -151,6 +151,6 @@ def paged(query: Query, rows: Sequence[Row], size: int, exported: bool) -> tuple
 
 
 def orders(changes: bool, reward: str | None) -> dict[str, str]:
-    """The orders that make sense: without rewards there is no value, with one column no gain."""
+    """Return the orders that make sense: without rewards there is no value, with one column no gain."""
     wanted = ("order", *(("gain", "loss") if changes and reward else ()), *(("value",) if reward else ()), "prompt")
     return {name: SORTS[name] for name in wanted}

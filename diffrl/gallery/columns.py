@@ -69,7 +69,7 @@ class Choice:
 
 
 def label(state: State) -> str:
-    """A state in words: "evaluation 80"."""
+    """Return a state in words: "evaluation 80"."""
     words = WORDS.get(state.stage, state.stage)
     return words if state.stage == "folder" else f"{words} {state.iteration}"
 
@@ -88,7 +88,7 @@ def stream(source: Source, state: State) -> str:
 
 
 def latents(run: RunSource) -> str:
-    """What the shape of a run's latents depends on, and so their noise: the model's family and the images' size.
+    """Return what the shape of a run's latents depends on, and so their noise: the model's family and the images' size.
 
     Where config.yaml leaves height or width to the model, the model's name stands for them: the last part of its path,
     because a copy of it in another place has the same size.
@@ -101,7 +101,7 @@ def latents(run: RunSource) -> str:
 
 
 def choose(site: Site, query: Query) -> Choice:
-    """The columns that were asked for: by `columns`, by `run` (first against last), or of all sources the last.
+    """Return the columns that were asked for: by `columns`, by `run` (first against last), or of all sources the last.
 
     Raises:
         GalleryError: an unknown column, or more than six.
@@ -132,7 +132,7 @@ def named(pairs: Sequence[tuple[Source, State]]) -> list[Column]:
 
 
 def first_and_last(source: Source) -> Choice:
-    """The first and the last evaluation of a run, else of what else it has; one column if it has only one."""
+    """Return the first and the last evaluation of a run, else of what else it has; one column if it has only one."""
     states = main_states(source.states())
     if not states:
         return Choice([], [f"{source.title} has no samples yet. They come with its first evaluation."])
@@ -147,7 +147,7 @@ def first_and_last(source: Source) -> Choice:
 
 
 def last_of_all(sources: Sequence[Source]) -> Choice:
-    """The last evaluation of every source, in the order of the gallery; those that cannot be read are named."""
+    """Return the last evaluation of every source, in the order of the gallery; those that cannot be read are named."""
     pairs: list[tuple[Source, State]] = []
     notes: list[str] = []
     for source in sources:
@@ -164,14 +164,14 @@ def last_of_all(sources: Sequence[Source]) -> Choice:
 
 
 def main_states(states: Sequence[State]) -> list[State]:
-    """The states of the stage that a comparison is most likely about, in the order of their iterations."""
+    """Return the states of the stage that a comparison is most likely about, in the order of their iterations."""
     stages = {state.stage for state in states}
     stage = next((stage for stage in (*ORDER, *sorted(stages)) if stage in stages), "")
     return sorted((state for state in states if state.stage == stage), key=lambda state: state.iteration)
 
 
 def options(source: Source, kept: Sequence[State] = ()) -> list[State]:
-    """The states of a source for a list: evaluations first, of many iterations evenly chosen ones.
+    """Return the states of a source for a list: evaluations first, of many iterations evenly chosen ones.
 
     Args:
         source: whose.
@@ -201,7 +201,7 @@ def exported_states(site: Site, source: Source) -> tuple[list[State], int]:
 
 
 def evaluations_left_out(site: Site, sources: Sequence[Source]) -> int:
-    """Evaluations that an exported site has no pages of."""
+    """Return evaluations that an exported site has no pages of."""
     count = 0
     for source in sources:
         with contextlib.suppress(GalleryError):  # its own pages say why it cannot be read
@@ -211,13 +211,13 @@ def evaluations_left_out(site: Site, sources: Sequence[Source]) -> int:
 
 
 def reward_names(columns: Sequence[Column]) -> list[str]:
-    """Rewards that any column has: "total" first, then whole rewards, then parts."""
+    """Return rewards that any column has: "total" first, then whole rewards, then parts."""
     names = list(dict.fromkeys(name for c in columns for name in c.source.reward_names(c.state)))
     return sorted(names, key=lambda name: (name != "total", "/" in name))
 
 
 def lower_rewards(columns: Sequence[Column], names: Sequence[str]) -> frozenset[str]:
-    """Those of the names, parts too, of which less is better as far as any column knows."""
+    """Return those of the names, parts too, of which less is better as far as any column knows."""
     known = frozenset().union(*(column.source.lower_is_better(column.state) for column in columns))
     return frozenset(name for name in names if falls(name, known))
 

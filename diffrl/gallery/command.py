@@ -105,7 +105,7 @@ def require_votes(path: Path) -> None:
 
 
 def free_port(host: str, port: int) -> int:
-    """The port if it is free, else an error; 0 finds one.
+    """Return the port if it is free, else an error; 0 finds one.
 
     Raises:
         ConfigError: somebody listens there, or the host is no name or address of this machine.

@@ -27,7 +27,7 @@ Pair = tuple[int, int]
 
 
 def difference(values: Sequence[float | None], pair: Pair) -> float | None:
-    """One column's value less another's; None with one column, or where either has none.
+    """Return one column's value less another's; None with one column, or where either has none.
 
     Args:
         values: a column each.
@@ -113,12 +113,12 @@ Named = Callable[[Sequence[Brief], str], list[Hashable]]
 
 
 def by_noise(briefs: Sequence[Brief], stream: str) -> list[Hashable]:
-    """A sample's own key, within its stream of noise."""
+    """Return a sample's own key, within its stream of noise."""
     return [(stream, brief.key) for brief in briefs]
 
 
 def by_file(briefs: Sequence[Brief], stream: str) -> list[Hashable]:
-    """The file's name without the suffix of a picture, in folders; samples of runs have none."""
+    """Return the file's name without the suffix of a picture, in folders; samples of runs have none."""
     return [_stem(brief.key[4]) or None if stream == FOLDER else None for brief in briefs]
 
 
@@ -128,7 +128,7 @@ def _stem(name: str) -> str:
 
 
 def by_prompt(briefs: Sequence[Brief], stream: str) -> list[Hashable]:
-    """The n-th sample of a prompt; samples without a prompt have no name."""
+    """Return the n-th sample of a prompt; samples without a prompt have no name."""
     seen: dict[Hashable, int] = {}
     names: list[Hashable] = []
     for brief in briefs:
@@ -207,7 +207,7 @@ def _join(columns: Sequence[Sequence[Brief]], names: Sequence[Sequence[Hashable]
 def pictured(
     rows: Sequence[Row], columns: Sequence[Sequence[Brief]], places: Collection[int] | None = None
 ) -> list[Row]:
-    """Rows whose pictures were kept in every column.
+    """Return rows whose pictures were kept in every column.
 
     Args:
         rows: of `match`.
@@ -238,7 +238,7 @@ def _pictures_first(rows: Sequence[Row], columns: Sequence[Sequence[Brief]]) -> 
 
 
 def filter_by_scores(rows: Sequence[Row], order: int | None) -> list[Row]:
-    """Rows with the same two scores as one of them; all for None, none where there is no such row.
+    """Return rows with the same two scores as one of them; all for None, none where there is no such row.
 
     Args:
         rows: with the pair of columns that are compared.
@@ -251,18 +251,18 @@ def filter_by_scores(rows: Sequence[Row], order: int | None) -> list[Row]:
 
 
 def scores(row: Row) -> tuple[float | None, float | None]:
-    """A row's value in the baseline and in the compared column."""
+    """Return a row's value in the baseline and in the compared column."""
     return row.values[row.pair[1]], row.value
 
 
 def filter_by_prompt(rows: Sequence[Row], text: str) -> list[Row]:
-    """Rows whose prompt contains every word of a text, or part of a word, whatever their order and case."""
+    """Return rows whose prompt contains every word of a text, or part of a word, whatever their order and case."""
     wanted = text.casefold().split()
     return [row for row in rows if all(word in row.prompt.casefold() for word in wanted)] if wanted else list(rows)
 
 
 def filter_by_range(rows: Iterable[Row], low: float | None, high: float | None, change: bool = False) -> list[Row]:
-    """Rows whose last value, or whose change, lies in a closed range; those without one are in no range."""
+    """Return rows whose last value, or whose change, lies in a closed range; those without one are in no range."""
     if low is None and high is None:
         return list(rows)
     low, high = -math.inf if low is None else low, math.inf if high is None else high
@@ -292,7 +292,7 @@ def arrange(rows: Sequence[Row], sort: str, lower: bool = False) -> list[Row]:
 
 
 def summarise(rows: Sequence[Row], lower: bool = False) -> Summary:
-    """Counts of what is better and worse in the compared column than in the other; the mean keeps its sign."""
+    """Return counts of what is better and worse in the compared column than in the other; the mean keeps its sign."""
     changes = [change for row in rows if (change := row.change) is not None]
     judged = [judgement(change, lower) for change in changes]
     mean = math.fsum(changes) / len(changes) if changes else None
@@ -300,13 +300,13 @@ def summarise(rows: Sequence[Row], lower: bool = False) -> Summary:
 
 
 def judgement(change: float, lower: bool = False) -> int:
-    """1 for the better, -1 for the worse, 0 for rounding."""
+    """Return 1 for the better, -1 for the worse, 0 for rounding."""
     gain = improvement(change, lower)
     return (gain > SAME) - (gain < -SAME)
 
 
 def filter_by_judgement(rows: Sequence[Row], shown: str, lower: bool = False) -> list[Row]:
-    """Rows of one of `SHOWN`; all for ""."""
+    """Return rows of one of `SHOWN`; all for ""."""
     if not shown:
         return list(rows)
     return [row for row in rows if row.change is not None and judgement(row.change, lower) == SHOWN[shown]]

@@ -40,7 +40,7 @@ class Costs:
 
 
 def costs_of(summary: Mapping[str, Any], track: Track) -> Costs:
-    """The costs of a run.
+    """Return the costs of a run.
 
     Args:
         summary: summary.json, {} of a run that has not ended.
@@ -106,7 +106,7 @@ def _memory(size: float | None) -> list[tuple[str, str]]:
 
 
 def _numbers(data: object) -> dict[str, float]:
-    """The numbers of a mapping that somebody may have written by hand."""
+    """Return the numbers of a mapping that somebody may have written by hand."""
     if not isinstance(data, dict):
         return {}
     return {str(name): number for name, value in data.items() if (number := finite(value)) is not None}

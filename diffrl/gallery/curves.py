@@ -50,14 +50,14 @@ class Line:
 
 
 def columns_of(tracks: Sequence[Track]) -> list[str]:
-    """Columns that hold a number somewhere, in the order in which they first appear."""
+    """Return columns that hold a number somewhere, in the order in which they first appear."""
     every = dict.fromkeys(name for track in tracks for name in track.columns)
     held = [{name for name, column in track.columns.items() if any(v == v for v in column.values)} for track in tracks]
     return [name for name in every if any(name in names for names in held)]
 
 
 def points_of(track: Track, name: str) -> list[Point]:
-    """The points of a metric.
+    """Return the points of a metric.
 
     A null is a gap. So is a row without the metric, unless it belongs to evaluations, which are not made at each row.
     """
@@ -123,12 +123,12 @@ def lines_of(panel: Panel, tracks: Sequence[Track], colours: Mapping[str, int] |
 
 
 def plain(text: str) -> str:
-    """A name without what neither XML nor a terminal can hold: control characters, halves of characters."""
+    """Return a name without what neither XML nor a terminal can hold: control characters, halves of characters."""
     return "".join(c if c.isprintable() or c == " " else "\ufffd" for c in text)
 
 
 def summary_of(panel: Panel, line: Line) -> dict[str, str]:
-    """First, last, lowest and highest value of a line in words, in the panel's units."""
+    """Return first, last, lowest and highest value of a line in words, in the panel's units."""
     values = [value * panel.scale for _, value in line.points if value == value]
     extremes = {"first": values[0], "last": values[-1], "low": min(values), "high": max(values)}
     words = {name: brief(value) for name, value in extremes.items()}
@@ -136,7 +136,7 @@ def summary_of(panel: Panel, line: Line) -> dict[str, str]:
 
 
 def brief(value: float | None) -> str:
-    """Four digits, whatever the size; a dash where there is none."""
+    """Return four digits, whatever the size; a dash where there is none."""
     if value is None:
         return "–"
     size = abs(value)
@@ -147,7 +147,7 @@ def brief(value: float | None) -> str:
 def page_data(
     panels: Sequence[Panel], lines: Mapping[str, Sequence[Line]], tracks: Sequence[Track], x: str
 ) -> dict[str, Any]:
-    """What the page's script draws: all three axes of every run, and the lines as rows and values.
+    """Return what the page's script draws: all three axes of every run, and the lines as rows and values.
 
     Values have six digits. `changes` are each run's rows after which it went on with other inputs. `thinned` is
     the number of points that a line was cut down to, None if none was.
@@ -177,7 +177,7 @@ def page_data(
 
 
 def is_drawn(value: float | None) -> TypeGuard[float]:
-    """Whether a value has a place in a drawing; else there is a gap."""
+    """Return whether a value has a place in a drawing; else there is a gap."""
     return value is not None and abs(value) <= HUGE  # no NaN is
 
 
@@ -210,7 +210,7 @@ def csv_of(runs: Sequence[tuple[str, Sequence[Row]]], columns: Sequence[str] | N
 
 
 def _cell(value: object) -> str:
-    """A number as it stands; text that a spreadsheet would take for a formula gets an apostrophe."""
+    """Return a number as it stands; text that a spreadsheet would take for a formula gets an apostrophe."""
     if value is None:
         return ""
     if not isinstance(value, str):

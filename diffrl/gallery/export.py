@@ -98,7 +98,7 @@ def export_site(
 
 
 def _absences(site: Site) -> list[str]:
-    """Sentences on what the running gallery shows and this site does not."""
+    """Return sentences on what the running gallery shows and this site does not."""
     lines = []
     stages: set[str] = set()
     for run in site.runs:
@@ -231,12 +231,12 @@ class Hidden:
         self._any = re.compile(rf"(?<![\w.~/-])(?:{'|'.join(map(re.escape, longest))})(?![\w-])") if longest else None
 
     def places(self, text: str) -> str:
-        """The text without them."""
+        """Return the text without them."""
         return self._any.sub(lambda match: self._names[match[0]], text) if self._any else text
 
 
 def _forms(path: str) -> set[str]:
-    """A path as it may stand in a page: as it is, in HTML, in JSON within HTML."""
+    """Return a path as it may stand in a page: as it is, in HTML, in JSON within HTML."""
     return {path, str(escape(path)), str(htmlsafe_json_dumps(path))[1:-1]}
 
 

@@ -133,7 +133,7 @@ class FolderSource:
         return self._read().version
 
     def notes(self) -> list[str]:
-        """Sentences for the page: what was left out, rewards that do not work, how scores are had."""
+        """Return sentences for the page: what was left out, rewards that do not work, how scores are had."""
         notes = list(self._read().notes)
         if self.scores is None:
             notes.append(f"No scores: give a reward at the start, diffrl gallery {self.path} --reward sharpness.")
@@ -142,11 +142,11 @@ class FolderSource:
         return notes
 
     def readable(self) -> Sequence[Entry]:
-        """The pictures, none where the folder or its captions cannot be read, which its pages say."""
+        """Return the pictures, none where the folder or its captions cannot be read, which its pages say."""
         return self._read().entries
 
     def entries(self) -> Sequence[Entry]:
-        """The pictures, in the order of their names.
+        """Return the pictures, in the order of their names.
 
         Raises:
             GalleryError: the folder is gone, or its captions cannot be read (503).
@@ -190,7 +190,7 @@ class FolderSource:
         )
 
     def _source_of(self, metadata: Mapping[str, Any]) -> str | None:
-        """The copy that was kept of the image that a sample is an edit of."""
+        """Return the copy that was kept of the image that a sample is an edit of."""
         file = source_file(metadata, DRAWN_SOURCES)
         return file if file is not None and (self.path / file).is_file() else None
 
@@ -227,7 +227,7 @@ def look(root: Path) -> Look:
 
 
 def read_folder(root: Path, seen: Look) -> Contents:
-    """The pictures with their captions, and sentences about what was left out."""
+    """Return the pictures with their captions, and sentences about what was left out."""
     if not seen.there:
         return Contents(seen.version, error=f"The folder {root} is gone. Put it back, or restart the gallery.")
     if not any(file.lower().endswith(SEEN) and not file.lower().endswith(SIDECARS + TABLES) for file in seen.files):
@@ -265,5 +265,5 @@ def read_folder(root: Path, seen: Look) -> Contents:
 
 
 def _lies_in(real: str, path: str | os.PathLike[str]) -> bool:
-    """Whether a file lies below a folder, whose own path holds no links, once every link was followed."""
+    """Return whether a file lies below a folder, whose own path holds no links, once every link was followed."""
     return os.path.realpath(path).startswith(real.rstrip("/") + "/")

@@ -35,7 +35,7 @@ async def form_of(request: Request) -> dict[str, str]:
 
 
 def same_origin(headers: Mapping[str, str]) -> bool:
-    """Whether a request comes from a page of this server, or from no page at all."""
+    """Return whether a request comes from a page of this server, or from no page at all."""
     site, origin = headers.get("sec-fetch-site"), headers.get("origin")
     if site is not None:
         return site == "same-origin"

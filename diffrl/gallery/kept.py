@@ -42,7 +42,7 @@ class Kept(Generic[Made]):
         self._changed = threading.Condition()
 
     def get(self, key: Hashable, make: Callable[[], Made | None]) -> Made | None:
-        """What is kept, or made now; None, which is not kept, if `make` gives it.
+        """Return what is kept, or made now; None, which is not kept, if `make` gives it.
 
         Raises:
             GalleryError: too many wait (503); whatever `make` raises.

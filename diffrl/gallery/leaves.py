@@ -31,7 +31,7 @@ Leaves = Mapping[tuple[int, str], Leaf]
 
 
 def groups_with_trees(run: Path, iteration: int) -> frozenset[int]:
-    """Groups of an iteration whose trees were kept."""
+    """Return groups of an iteration whose trees were kept."""
     return frozenset(group for other, group in list_trees(run) if other == iteration)
 
 
@@ -53,5 +53,5 @@ def _leaves(run: Path, iteration: int, group: int, written: int) -> Leaves:
             record.name, node.id, f"{folder}/{node.picture}" if node.picture else None
         )
         for node in record.nodes
-        if node.leaf is not None and node.drawn and not node.leaf.audit
+        if node.leaf is not None and node.sampled and not node.leaf.audit
     }

@@ -18,11 +18,11 @@ class Links(Protocol):
         ...
 
     def page(self, name: str, **parameters: Value) -> str:
-        """A page or a file that a page function makes ("compare", "curves.csv"), with its parameters."""
+        """Return a page or a file that a page function makes ("compare", "curves.csv"), with its parameters."""
         ...
 
     def media(self, source: str, file: str, size: int | None = None, still: bool = False) -> str:
-        """An image of a source.
+        """Return an image of a source.
 
         Args:
             source: key of the source.
@@ -33,12 +33,12 @@ class Links(Protocol):
         ...
 
     def static(self, name: str) -> str:
-        """A file of the gallery's own: style sheets, scripts."""
+        """Return a file of the gallery's own: style sheets, scripts."""
         ...
 
 
 def pairs(parameters: dict[str, Value]) -> list[tuple[str, str]]:
-    """Parameters as (name, value), without those that are None or empty; sequences give one pair a value."""
+    """Return parameters as (name, value), without those that are None or empty; sequences give one pair a value."""
     every = []
     for name, value in parameters.items():
         values = [value] if value is None or isinstance(value, (str, int, float)) else value

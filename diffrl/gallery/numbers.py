@@ -9,7 +9,7 @@ SAME = 1e-6
 
 
 def finite(value: object) -> float | None:
-    """A finite number; None for all else: true and false, texts, infinities, whole numbers beyond all floats."""
+    """Return a finite number; None for all else: true and false, texts, infinities, whole numbers beyond all floats."""
     if type(value) is not float:
         if isinstance(value, bool) or not isinstance(value, (int, float)):
             return None
@@ -21,14 +21,14 @@ def finite(value: object) -> float | None:
 
 
 def three(value: float | None) -> str:
-    """Three digits after the point, fewer for large numbers; a dash where there is none."""
+    """Return three digits after the point, fewer for large numbers; a dash where there is none."""
     if value is None or not math.isfinite(value):
         return "–"
     return f"{value:,.0f}" if abs(value) >= 1000 else f"{value:.3f}" if abs(value) < 100 else f"{value:.1f}"
 
 
 def signed(value: float | None) -> str:
-    """The same with its sign, a true minus among them; ± is rounding, else a digit is not 0."""
+    """Return the same with its sign, a true minus among them; ± is rounding, else a digit is not 0."""
     if value is None or not math.isfinite(value):
         return "–"
     size = abs(value)
@@ -44,7 +44,7 @@ def improvement(change: float, lower: bool = False) -> float:
 
 
 def sign(change: float | None, lower: bool = False) -> str:
-    """The CSS class of a change: "gain", "loss", or none for what is rounding or unknown."""
+    """Return the CSS class of a change: "gain", "loss", or none for what is rounding or unknown."""
     if change is None or not abs(change) > SAME:
         return ""
     return "gain" if improvement(change, lower) > 0 else "loss"

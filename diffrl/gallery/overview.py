@@ -49,7 +49,7 @@ class Pairs(NamedTuple):
 
 
 def before_and_after(source: Source, count: int, worst: int = 0) -> Pairs:
-    """The first pairs of the first and the last evaluation; what cannot be read is one of its sentences.
+    """Return the first pairs of the first and the last evaluation; what cannot be read is one of its sentences.
 
     Args:
         source: a run, or a folder, whose pictures stand alone.
@@ -114,7 +114,7 @@ def intervals(source: RunSource, pairs: Pairs, course: Progress | None) -> dict[
 
 
 def lead(changes: Sequence[Change], course: Progress | None, known: Mapping[str, Estimate] | None = None) -> str:
-    """What became of the first held-out reward, in a sentence.
+    """Return what became of the first held-out reward, in a sentence.
 
     Args:
         changes: of all held-out rewards.
@@ -141,7 +141,7 @@ def lead(changes: Sequence[Change], course: Progress | None, known: Mapping[str,
 
 
 def judged(change: Change, interval: Estimate | None) -> str:
-    """Whether a change is told from none, in a sentence after another; "" without an interval."""
+    """Return whether a change is told from none, in a sentence after another; "" without an interval."""
     if interval is None:
         return ""
     word = {"gain": "better", "loss": "worse"}.get(sign(interval.mean, change.lower)) if interval.resolved else None
@@ -149,7 +149,7 @@ def judged(change: Change, interval: Estimate | None) -> str:
 
 
 def missing(course: Progress | None, pairs: Pairs) -> list[str]:
-    """Sentences on files of a run that were lost, or did not come along with a copy of it.
+    """Return sentences on files of a run that were lost, or did not come along with a copy of it.
 
     Args:
         course: what its files tell; None if they cannot be read.
@@ -168,12 +168,12 @@ def missing(course: Progress | None, pairs: Pairs) -> list[str]:
 
 
 def mixed(run: RunSource) -> list[str]:
-    """Sentences on where a run went on with other inputs."""
+    """Return sentences on where a run went on with other inputs."""
     return [other_inputs(at, names) for at, names in input_changes(run)]
 
 
 def led_out(run: RunSource) -> list[str]:
-    """Sentences on folders of pictures that are links out of the run: nothing is shown of them."""
+    """Return sentences on folders of pictures that are links out of the run: nothing is shown of them."""
     notes = []
     for folder in (PICTURES, TREES):
         try:
@@ -184,7 +184,7 @@ def led_out(run: RunSource) -> list[str]:
 
 
 def read_json(run: RunSource, name: str, problems: list[str]) -> dict[str, Any]:
-    """A JSON file of a run; {} if it is not there, or cannot be read, which `problems` then tells."""
+    """Return a JSON file of a run; {} if it is not there, or cannot be read, which `problems` then tells."""
     try:
         return run.read_json(name)
     except GalleryError as error:
@@ -193,7 +193,7 @@ def read_json(run: RunSource, name: str, problems: list[str]) -> dict[str, Any]:
 
 
 def flat(tree: Mapping[str, Any], prefix: str = "") -> list[tuple[str, str]]:
-    """A JSON object as names and texts, names joined by dots; what is null is left out."""
+    """Return a JSON object as names and texts, names joined by dots; what is null is left out."""
     entries: list[tuple[str, str]] = []
     for name, value in tree.items():
         if isinstance(value, Mapping) and prefix.count(".") < DEEP:
@@ -204,7 +204,7 @@ def flat(tree: Mapping[str, Any], prefix: str = "") -> list[tuple[str, str]]:
 
 
 def text(value: object) -> str:
-    """A JSON value in short; three dots for what is nested too deep to be written out."""
+    """Return a JSON value in short; three dots for what is nested too deep to be written out."""
     try:
         return str(value)
     except (RecursionError, ValueError):  # ValueError: a whole number of more digits than Python writes

@@ -45,7 +45,7 @@ class Panel:
         return all(is_evaluated(column) for column in self.columns)
 
     def name(self, column: str) -> str:
-        """A column within the panel."""
+        """Return a column within the panel."""
         return column.partition("/")[2] or column
 
 
@@ -166,7 +166,7 @@ AXIS_COLUMNS = ("iteration", "cost/evaluations", "cost/seconds")
 
 
 def is_evaluated(column: str) -> bool:
-    """Whether a metric is written at evaluations only; its absence between them is no gap."""
+    """Return whether a metric is written at evaluations only; its absence between them is no gap."""
     return column.startswith(("held_out/", "sentinel/change/")) or column == "sentinel/alarms"
 
 
@@ -204,7 +204,7 @@ def _matching(wanted: str, columns: Sequence[str]) -> list[str]:
 
 
 def _rewards(columns: Sequence[str], prefix: str, section: str, note: str) -> list[Panel]:
-    """A panel a reward, since each has units of its own; parts of a reward are folded away."""
+    """Return a panel a reward, since each has units of its own; parts of a reward are folded away."""
     names = [column for column in columns if column.startswith(prefix)]
     parents = {name: next((other for other in names if name.startswith(f"{other}/")), "") for name in names}
     panels = []

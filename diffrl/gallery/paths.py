@@ -15,7 +15,7 @@ VIDEOS = (".mp4", ".webm", ".mov", ".m4v")
 
 
 def is_video(file: str | PurePath) -> bool:
-    """Whether a file is shown as a video element; `is video` in templates."""
+    """Return whether a file is shown as a video element; `is video` in templates."""
     return PurePath(file).suffix.lower() in VIDEOS
 
 
@@ -24,7 +24,7 @@ def _within(path: str, folder: str) -> bool:
 
 
 def inside(root: Path, file: str, folders: Sequence[Path]) -> Path:
-    """An image or video below one of some folders.
+    """Return an image or video below one of some folders.
 
     Args:
         root: what `file` is relative to.

@@ -80,7 +80,7 @@ def panels_svg(
     colours: Mapping[str, int] | None = None,
     look: Look = PRINTED,
 ) -> str:
-    """Panels as one SVG document.
+    """Return panels as one SVG document.
 
     Args:
         panels: at least one.
@@ -127,13 +127,13 @@ def panels_svg(
 
 
 def beside(lines: Sequence[Line], look: Look) -> float:
-    """Inches that the legend takes beside the axes, at most half of a panel."""
+    """Return inches that the legend takes beside the axes, at most half of a panel."""
     longest = max((len(line.label) for line in lines), default=0)
     return min(HANDLE + LETTER * longest, look.width / 2) if len(lines) > 1 and not look.below else 0.0
 
 
 def below(lines: Sequence[Line], look: Look) -> float:
-    """Inches that the legend takes below the axes."""
+    """Return inches that the legend takes below the axes."""
     return ROW * len(lines) if len(lines) > 1 and look.below else 0.0
 
 

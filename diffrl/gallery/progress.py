@@ -94,7 +94,7 @@ class Progress:
 
 
 def progress(run: RunSource) -> Progress:
-    """How far a run is.
+    """Return how far a run is.
 
     Raises:
         GalleryError: a file of it cannot be read (503).
@@ -109,7 +109,7 @@ def progress(run: RunSource) -> Progress:
 
 
 def state_now(run: RunSource, written: float, ended: str) -> str:
-    """A `Progress.state`: what becomes of a killed run by the time that passes alone.
+    """Return a `Progress.state`: what becomes of a killed run by the time that passes alone.
 
     Args:
         run: which.
@@ -161,7 +161,7 @@ def read_rows(
 
 
 def first_rewards(run: RunSource) -> list[str]:
-    """Names of the held-out rewards without parts, in their order, from the first evaluation alone."""
+    """Return names of the held-out rewards without parts, in their order, from the first evaluation alone."""
     try:
         with open_own(run.place("metrics.jsonl")) as file:
             line = next((line for line in file if b'"held_out/' in line), b"")
@@ -172,7 +172,7 @@ def first_rewards(run: RunSource) -> list[str]:
 
 
 def asked(run: RunSource) -> int | None:
-    """Iterations that the configuration asks for; None where it does not tell."""
+    """Return iterations that the configuration asks for; None where it does not tell."""
     iterations = setting(run, "iterations")
     return iterations if type(iterations) is int and 0 <= iterations < MOST else None
 
@@ -196,7 +196,7 @@ def updates_once(run: RunSource) -> bool:
 
 
 def setting(run: RunSource, name: str, section: str = "run") -> object:
-    """An entry of a section of the configuration; None where there is none, or config.yaml cannot be read."""
+    """Return an entry of a section of the configuration; None where there is none, or config.yaml cannot be read."""
     try:
         return _config(run.read_text("config.yaml"))[section][name]
     except (GalleryError, OSError, TypeError, KeyError):
@@ -215,7 +215,7 @@ def recipe(run: RunSource) -> tuple[str, object] | None:
 
 @lru_cache(maxsize=128)
 def _config(text: str) -> Any:
-    """The configuration; None where it cannot be read, which may take seconds too."""
+    """Return the configuration; None where it cannot be read, which may take seconds too."""
     import yaml
 
     from reward_models.common.yaml12 import Loader
@@ -227,7 +227,7 @@ def _config(text: str) -> Any:
 
 
 def log_messages(run: RunSource) -> tuple[list[tuple[str, int]], list[str]]:
-    """log.txt: alarms of guards and sentinel with how often each came, the last first; and the other lines."""
+    """Return log.txt: alarms of guards and sentinel with how often each came, the last first; and the other lines."""
     lines = [line.strip() for line in run.read_text("log.txt").splitlines() if line.strip()]
     counts = Counter(line for line in reversed(lines) if ALARM.search(line))  # keeps the order of first sight
     return list(counts.items()), [line for line in lines if not ALARM.search(line) and not COURSE.match(line)]
@@ -244,7 +244,7 @@ def is_locked(lock: Path) -> bool:
 
 
 def is_among(locks: str, device: int, number: int) -> bool:
-    """Whether /proc/locks names a file as one that a process has locked as a whole.
+    """Return whether /proc/locks names a file as one that a process has locked as a whole.
 
     Args:
         locks: text of /proc/locks.
@@ -259,6 +259,6 @@ def is_among(locks: str, device: int, number: int) -> bool:
 
 
 def _row(line: bytes) -> dict[str, Any] | None:
-    """A row with a number of its iteration."""
+    """Return a row with a number of its iteration."""
     row = parse_row(line)
     return row if row is not None and type(row.get("iteration")) is int and abs(row["iteration"]) < MOST else None

@@ -20,15 +20,15 @@ class Query:
     values: Mapping[str, Sequence[str]] = field(default_factory=dict)
 
     def all(self, name: str) -> list[str]:
-        """Every value of a parameter."""
+        """Return every value of a parameter."""
         return [value for value in self.values.get(name, ()) if value]
 
     def text(self, name: str, default: str = "") -> str:
-        """The last value of a parameter."""
+        """Return the last value of a parameter."""
         return (self.all(name) or [default])[-1]
 
     def choice(self, name: str, options: Collection[str], default: str) -> str:
-        """One of some words.
+        """Return one of some words.
 
         Raises:
             GalleryError: it is another.
@@ -39,7 +39,7 @@ class Query:
         return value
 
     def number(self, name: str) -> float | None:
-        """A finite number, or None if there is none; a comma may stand for the decimal point.
+        """Return a finite number, or None if there is none; a comma may stand for the decimal point.
 
         Raises:
             GalleryError: it is no number.
@@ -54,7 +54,7 @@ class Query:
         return number
 
     def whole(self, name: str, default: int, low: int = 0, high: int = 10**12) -> int:
-        """A whole number between two others.
+        """Return a whole number between two others.
 
         Raises:
             GalleryError: it is not.

@@ -145,7 +145,7 @@ class Tally:
 
 
 def tallies(votes: Sequence[Vote]) -> list[Tally]:
-    """Group votes by the two sets that they compare, whichever was called A; the first vote decides who is."""
+    """Return group votes by the two sets that they compare, whichever was called A; the first vote decides who is."""
     groups: dict[frozenset[tuple[str, str]], list[Vote]] = {}
     for vote in votes:
         group = groups.setdefault(frozenset((vote.a.samples, vote.b.samples)), [])
@@ -180,7 +180,7 @@ def preferred(vote: Vote, reward: str) -> str | None:
 
 
 def is_lower(vote: Vote, reward: str) -> bool:
-    """Whether less of a reward is better, as either side knew when the vote was given."""
+    """Return whether less of a reward is better, as either side knew when the vote was given."""
     return falls(reward, {*vote.a.lower, *vote.b.lower})
 
 
@@ -206,7 +206,7 @@ class Ranked:
 
 
 def bradley_terry(wins: NDArray[np.float64]) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
-    """Fit strengths of n >= 2 sets as the file's head says, with the imaginary votes.
+    """Return fit strengths of n >= 2 sets as the file's head says, with the imaginary votes.
 
     Args:
         wins: (n, n) how often row was preferred to column, ties as half; the pairs that met connect all sets.

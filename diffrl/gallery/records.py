@@ -107,7 +107,7 @@ class Sample:
         return reason(self.notes)
 
     def value(self, reward: str) -> float | None:
-        """A reward by name; "total" is the weighted sum."""
+        """Return a reward by name; "total" is the weighted sum."""
         return self.total if reward == "total" else self.rewards.get(reward)
 
 
@@ -132,19 +132,19 @@ class Source(Protocol):
     path: Path
 
     def states(self) -> list[State]:
-        """What can be compared, by stage and iteration."""
+        """Return what can be compared, by stage and iteration."""
         ...
 
     def reward_names(self, state: State) -> list[str]:
-        """Names of the rewards that the samples have; "total" first, where there is one."""
+        """Return names of the rewards that the samples have; "total" first, where there is one."""
         ...
 
     def lower_is_better(self, state: State) -> frozenset[str]:
-        """Labels of the state's rewards of which less is better, as far as it is known; see `falls`."""
+        """Return labels of the state's rewards of which less is better, as far as it is known; see `falls`."""
         ...
 
     def briefs(self, state: State, reward: str | None) -> list[Brief]:
-        """All samples of a state, as they were drawn.
+        """Return all samples of a state, as they were drawn.
 
         Args:
             state: which.
@@ -153,11 +153,11 @@ class Source(Protocol):
         ...
 
     def samples(self, state: State, ids: Sequence[int]) -> list[Sample]:
-        """Samples by their ids, in the order of the ids."""
+        """Return samples by their ids, in the order of the ids."""
         ...
 
     def media(self, file: str) -> str:
-        """The absolute path of a picture.
+        """Return the absolute path of a picture.
 
         Raises:
             GalleryError: it is none of this source's, or missing (404).
@@ -165,12 +165,12 @@ class Source(Protocol):
         ...
 
     def version(self) -> str:
-        """A text that changes whenever anything of the source does."""
+        """Return a text that changes whenever anything of the source does."""
         ...
 
 
 def falls(name: str, lower: Collection[str]) -> bool:
-    """Whether less is better of a reward; a part goes the way of its reward, and of the total more is better.
+    """Return whether less is better of a reward; a part goes the way of its reward, and of the total more is better.
 
     Args:
         name: "shapes", "shapes/colour" or "total".
@@ -180,7 +180,7 @@ def falls(name: str, lower: Collection[str]) -> bool:
 
 
 def describe_reward(name: str, lower: bool) -> str:
-    """A reward's name where it is chosen or heads something."""
+    """Return a reward's name where it is chosen or heads something."""
     return f"{name} (lower is better)" if lower else name
 
 
@@ -204,5 +204,5 @@ class Answer:
 
 
 def state_key(source: Source, state: State) -> str:
-    """A state of a source as it stands in an address: "demo@eval-80"."""
+    """Return a state of a source as it stands in an address: "demo@eval-80"."""
     return f"{source.key}@{state.key}"

@@ -48,7 +48,7 @@ def write_report(run_dir: Path, destination: Path | None = None) -> Path:
 
 
 def report_document(site: Site, run: RunSource, values: Mapping[str, Any] | None = None) -> str:
-    """The report as a whole HTML document without any reference to something outside of it.
+    """Return the report as a whole HTML document without any reference to something outside of it.
 
     Args:
         site: renders it.
@@ -102,7 +102,7 @@ def report_values(run: RunSource) -> dict[str, Any]:
 
 
 def status(course: Progress | None, summary: Mapping[str, Any]) -> str:
-    """How far the run is, in a sentence."""
+    """Return how far the run is, in a sentence."""
     done = course.done if course else 0
     of = f" of {course.total:,}" if course and course.total else ""
     if summary:
@@ -113,7 +113,7 @@ def status(course: Progress | None, summary: Mapping[str, Any]) -> str:
 
 
 def fidelity(track: Track) -> list[tuple[str, list[str]]]:
-    """Metrics of the exploring stage: name; first, last and mean value, lowest and highest."""
+    """Return metrics of the exploring stage: name; first, last and mean value, lowest and highest."""
     rows = []
     for panel in panels_of(columns_of([track])):
         if panel.section != FIDELITY:
@@ -126,7 +126,7 @@ def fidelity(track: Track) -> list[tuple[str, list[str]]]:
 
 
 def precision_lines(precision: Mapping[str, Any]) -> list[tuple[str, str]]:
-    """What precision.json says in short."""
+    """Return what precision.json says in short."""
     lines = [(name.replace("_", " "), text(precision[name])) for name in PRECISION if precision.get(name) is not None]
     for name in ("parameters_quantised", "flops_quantised"):
         if (share := finite(precision.get(name))) is not None:
@@ -136,13 +136,13 @@ def precision_lines(precision: Mapping[str, Any]) -> list[tuple[str, str]]:
 
 
 def sentinel(track: Track) -> list[tuple[int, int]]:
-    """Iteration and number of alarms of the evaluations at which the sentinel saw something."""
+    """Return iteration and number of alarms of the evaluations at which the sentinel saw something."""
     seen = zip(track.along("iteration"), track.along("sentinel/alarms"), strict=True)
     return [(int(iteration), int(alarms)) for iteration, alarms in seen if iteration is not None and alarms]
 
 
 def resumptions(environment: Mapping[str, Any]) -> list[str]:
-    """A sentence a resumption: what differs from the run's start."""
+    """Return a sentence a resumption: what differs from the run's start."""
     entries = environment.get("resumed")
     began = dict(flat({name: value for name, value in environment.items() if name not in ("resumed", "run_id")}))
     sentences = []

@@ -36,7 +36,7 @@ ALWAYS = (HELD_OUT, TRAINING)
 
 
 def data_uri(path: Path, size: int) -> tuple[str, bool]:
-    """A picture as a data: URI, and whether it is so small that it is drawn crisp.
+    """Return a picture as a data: URI, and whether it is so small that it is drawn crisp.
 
     Args:
         path: of the picture.
@@ -57,7 +57,7 @@ def data_uri(path: Path, size: int) -> tuple[str, bool]:
 
 
 def pairs(run: RunSource, chosen_pairs: Pairs, rewards: Sequence[str]) -> tuple[list[dict[str, Any]], str]:
-    """The first samples of the first and the last evaluation beside each other, and a sentence.
+    """Return the first samples of the first and the last evaluation beside each other, and a sentence.
 
     Args:
         run: whose they are.
@@ -82,7 +82,7 @@ def pairs(run: RunSource, chosen_pairs: Pairs, rewards: Sequence[str]) -> tuple[
 
 
 def _source(run: RunSource, samples: Sequence[Sample | None]) -> str:
-    """The image that a pair edits; "" of no edit, and where no copy can be read."""
+    """Return the image that a pair edits; "" of no edit, and where no copy can be read."""
     for sample in samples:
         if sample is not None and sample.source is not None:
             try:
@@ -104,7 +104,7 @@ def _side(run: RunSource, sample: Sample | None, rewards: Sequence[str]) -> dict
 
 
 def figures(track: Track, once: bool = False) -> tuple[list[tuple[Panel, Markup]], str]:
-    """The curves that tell most of a run, and sentences on those that stayed at one value, "" without any.
+    """Return the curves that tell most of a run, and sentences on those that stayed at one value, "" without any.
 
     A curve is an SVG element whose colours follow the page's theme.
 
@@ -128,7 +128,7 @@ def figures(track: Track, once: bool = False) -> tuple[list[tuple[Panel, Markup]
 
 
 def unmoved(constant: Sequence[tuple[Panel, float | None]], once: bool) -> str:
-    """Sentences on panels that have one value throughout, and on why that does not mean that nothing moved."""
+    """Return sentences on panels that have one value throughout, and on why that does not mean that nothing moved."""
     if not constant:
         return ""
     words = "; ".join(f"{panel.title} {brief(value)}" for panel, value in constant)
@@ -139,7 +139,7 @@ def unmoved(constant: Sequence[tuple[Panel, float | None]], once: bool) -> str:
 
 
 def tree_part(run: RunSource) -> dict[str, Any]:
-    """A tree, its figure and its story; without one, a sentence."""
+    """Return a tree, its figure and its story; without one, a sentence."""
     try:
         record, torn = telling_tree(run.path)
         if record is None:

@@ -18,7 +18,7 @@ EXPORTED = 2000
 
 
 def per_page(columns: int) -> int:
-    """Rows that are shown at once, fewer of many columns: a page has an end on a phone, too."""
+    """Return rows that are shown at once, fewer of many columns: a page has an end on a phone, too."""
     return max(FEWEST, min(PAGE, CELLS // max(1, columns)))
 
 
@@ -83,7 +83,7 @@ class View:
 def views(
     columns: Sequence[Column], rows: Sequence[Row], names: Sequence[str], lower: Collection[str] = ()
 ) -> list[View]:
-    """Rows with their samples: one question a column, whatever the number of rows.
+    """Return rows with their samples: one question a column, whatever the number of rows.
 
     Args:
         columns: of every row.
@@ -119,7 +119,7 @@ Folded = TypeVar("Folded")
 
 
 def folded(lines: Iterable[tuple[str, Hashable, Folded]]) -> list[tuple[str, Folded]]:
-    """The lines of a table, equal parts in one: "shapes_strict/colour = shapes/colour".
+    """Return the lines of a table, equal parts in one: "shapes_strict/colour = shapes/colour".
 
     Args:
         lines: of each the reward's name, all that the table shows of it besides, and what it is.

@@ -115,12 +115,12 @@ class RunSource:
         return [replace(sample, source=self.source_of(sample.metadata)) for sample in grown]
 
     def source_of(self, metadata: Mapping[str, Any]) -> str | None:
-        """The copy that was kept of the image that a sample or a tree is an edit of, relative to the run."""
+        """Return the copy that was kept of the image that a sample or a tree is an edit of, relative to the run."""
         file = source_file(metadata)
         return file if file is not None and (self.path / file).is_file() else None
 
     def _grown(self, sample: Sample) -> Sample:
-        """A training sample with its leaf, where its tree was kept: the picture may lie there alone."""
+        """Return a training sample with its leaf, where its tree was kept: the picture may lie there alone."""
         if sample.state.stage != "train":
             return sample
         _, _, group, root, path = sample.key
@@ -143,12 +143,12 @@ class RunSource:
         return time.monotonic() - self._since
 
     def metrics(self) -> list[dict[str, Any]]:
-        """Rows of metrics.jsonl; none before the first is written."""
+        """Return rows of metrics.jsonl; none before the first is written."""
         path = self.place("metrics.jsonl")
         return read_metrics(path) if path.exists() else []
 
     def place(self, name: str) -> Path:
-        """A file of the run.
+        """Return a file of the run.
 
         Raises:
             GalleryError: it is a link out of the run's directory (503).
@@ -159,7 +159,7 @@ class RunSource:
             raise GalleryError(str(error), 503) from error
 
     def read_json(self, name: str) -> dict[str, Any]:
-        """A JSON file of the run, {} if it is not there (yet).
+        """Return a JSON file of the run, {} if it is not there (yet).
 
         Raises:
             GalleryError: it is no JSON object, or lies elsewhere.
@@ -176,7 +176,7 @@ class RunSource:
             raise GalleryError(f"{path} cannot be read: {error}.", 503) from error
 
     def read_text(self, name: str) -> str:
-        """A text file of the run, "" if it is not there.
+        """Return a text file of the run, "" if it is not there.
 
         Raises:
             GalleryError: it lies elsewhere, or cannot be read.
@@ -238,7 +238,7 @@ def _samples(run: Path, database: sqlite3.Connection, ids: Sequence[int]) -> dic
 
 
 def _key(row: Sequence[Any]) -> Key:
-    """Prompt, seed, group, root, path; SQLite keeps what it is given, whatever the column's type."""
+    """Return prompt, seed, group, root, path; SQLite keeps what it is given, whatever the column's type."""
     prompt, seed, group, root, path = row
     return str(prompt), _whole(seed), _whole(group), _whole(root), str(path)
 
@@ -252,7 +252,7 @@ def _whole(value: Any) -> int:
 
 
 def _object(text: str) -> dict[str, Any]:
-    """Metadata of a sample; {} where somebody else's writing is no JSON object."""
+    """Return metadata of a sample; {} where somebody else's writing is no JSON object."""
     try:
         data = json.loads(text)
     except (ValueError, TypeError, RecursionError):
@@ -261,7 +261,7 @@ def _object(text: str) -> dict[str, Any]:
 
 
 def mark(path: Path) -> tuple[int, int, int] | None:
-    """What changes with a file: its number, size and time of change; None if it is not there."""
+    """Return what changes with a file: its number, size and time of change; None if it is not there."""
     try:
         stat = path.stat()
     except OSError:

@@ -84,7 +84,7 @@ class Scatter:
 
 
 def scatter(reward: str, rows: Sequence[Row], pictured: Collection[int], lower: bool = False) -> Scatter | None:
-    """Scores before and after, of every sample that has both.
+    """Return scores before and after, of every sample that has both.
 
     Nothing is moved aside (no jitter): samples with the same two scores are one point, which grows with their number.
 

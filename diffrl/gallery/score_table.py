@@ -66,7 +66,7 @@ class Best:
 
 
 def paired_change(rows: Sequence[Row]) -> Estimate | None:
-    """The mean change of rows between their compared columns, its interval over prompts; None if no row has one.
+    """Return the mean change of rows between their compared columns, its interval over prompts; None if no row has one.
 
     Samples of one prompt go together; the same words about another image to edit are another prompt. The interval is
     of these weights: what another seed of training would give is what `diffrl compare` measures.
@@ -83,7 +83,7 @@ def paired_means(rows: Sequence[Row]) -> tuple[float, float]:
 
 
 def score_table(columns: Sequence[Column], rows: Sequence[Row], baseline: int, lower: bool = False) -> list[ScoreRow]:
-    """One standing a column, in the columns' order.
+    """Return one standing a column, in the columns' order.
 
     Args:
         columns: at least two.
@@ -103,7 +103,7 @@ def score_table(columns: Sequence[Column], rows: Sequence[Row], baseline: int, l
 
 
 def best_column(columns: Sequence[Column], rows: Sequence[Row], table: Sequence[ScoreRow], lower: bool) -> Best | None:
-    """The best column of three or more against the next best; None of fewer, and where nothing is paired.
+    """Return the best column of three or more against the next best; None of fewer, and where nothing is paired.
 
     Args:
         columns: that stand beside each other.
@@ -138,7 +138,7 @@ def seeds_of(sources: Sequence[Source]) -> str:
 
 
 def spent(column: Column) -> tuple[float | None, float | None]:
-    """Evaluations and seconds of training until a held-out evaluation of a run; None for all else."""
+    """Return evaluations and seconds of training until a held-out evaluation of a run; None for all else."""
     if not isinstance(column.source, RunSource) or column.state.stage != "eval":
         return None, None
     track = track_of(column.source)

@@ -27,7 +27,7 @@ class FolderScores:
         self._problems: dict[str, str] = {}
 
     def names(self) -> list[str]:
-        """Labels, each followed by its parts: "shapes", "shapes/count"."""
+        """Return labels, each followed by its parts: "shapes", "shapes/count"."""
         parts: dict[str, set[str]] = {label: set() for label in self.labels}
         for scores in self._known.values():
             for label, score in scores.items():
@@ -39,7 +39,7 @@ class FolderScores:
         return [self.of(mark)[0].get(reward) for mark in marks]
 
     def of(self, mark: Mark) -> tuple[dict[str, float | None], str | None, dict[str, str]]:
-        """All rewards of an image by name, None while unknown; why some failed; and what scorers say of it."""
+        """Return all rewards of an image by name, None while unknown; why some failed; and what scorers say of it."""
         scores = self._known.get(mark, {})
         rewards: dict[str, float | None] = {}
         for label in self.labels:

@@ -41,7 +41,7 @@ class Column:
     values: array[float] = field(default_factory=lambda: array("d"))
 
     def numbers(self) -> list[float]:
-        """The values that are numbers."""
+        """Return the values that are numbers."""
         return [value for value in self.values if value == value]
 
 
@@ -72,7 +72,7 @@ class Track:
         return [iterations.index(after) for after, _ in self.changes if after in iterations]
 
     def along(self, name: str) -> list[float | None]:
-        """A column as one entry a row, None where there is no number."""
+        """Return a column as one entry a row, None where there is no number."""
         entries: list[float | None] = [None] * self.count
         column = self.columns.get(name, Column())
         for row, value in zip(column.rows, column.values, strict=True):
@@ -80,7 +80,7 @@ class Track:
         return entries
 
     def last(self, name: str) -> float | None:
-        """The last number of a column."""
+        """Return the last number of a column."""
         numbers = self.columns[name].numbers() if name in self.columns else []
         return numbers[-1] if numbers else None
 
@@ -123,7 +123,7 @@ _LOCK = threading.Lock()
 
 
 def track_of(run: RunSource) -> Track:
-    """What a run has measured so far; what cannot be read is a sentence."""
+    """Return what a run has measured so far; what cannot be read is a sentence."""
     try:
         path = run.place("metrics.jsonl")
         with _LOCK:
@@ -163,7 +163,7 @@ def _dicts(entries: object) -> list[dict[str, Any]]:
 
 
 def _read(path: Path) -> _File:
-    """The file, read on from where it was left; from its start where it was replaced or a line is no row."""
+    """Return the file, read on from where it was left; from its start where it was replaced or a line is no row."""
     file = _FILES.pop(path, None)
     with open_own(path) as stream:
         if file is None or not file.is_still(stream):

@@ -106,7 +106,7 @@ class Site:
         return self._colours
 
     def source(self, key: str) -> Source:
-        """A source by its key.
+        """Return a source by its key.
 
         Raises:
             GalleryError: there is none (404).
@@ -118,7 +118,7 @@ class Site:
         raise GalleryError(f"There is no run {key!r} in this gallery. It has: {known}.", 404)
 
     def run(self, key: str) -> RunSource:
-        """A run by its key; the only one if the key is empty.
+        """Return a run by its key; the only one if the key is empty.
 
         Raises:
             GalleryError: there is none (404).
@@ -135,7 +135,7 @@ class Site:
         return list_trees(run.path)[-self.options.get("trees", 0) :]
 
     def state(self, key: str) -> tuple[Source, State]:
-        """A state by its key, "demo@eval-80".
+        """Return a state by its key, "demo@eval-80".
 
         Raises:
             GalleryError: there is none (404).
@@ -148,11 +148,11 @@ class Site:
         raise GalleryError(f"{source.title} has no samples of {wanted!r}. Choose another of its evaluations.", 404)
 
     def render(self, template: str, **values: Any) -> str:
-        """A template with the values that it names."""
+        """Return a template with the values that it names."""
         return self.templates.get_template(template).render(**values)
 
     def answer(self, name: str, query: Query) -> Answer:
-        """A page by its name.
+        """Return a page by its name.
 
         Raises:
             GalleryError: there is none, or it cannot be shown.
@@ -164,14 +164,14 @@ class Site:
         return page(self, query)
 
     def message(self, error: GalleryError) -> Answer:
-        """A page that says what is wrong."""
+        """Return a page that says what is wrong."""
         body = self.render("message.html", message=str(error), status=error.status)
         return Answer(body, status=error.status, retry_after=error.retry_after)
 
-    def picture(
+    def image(
         self, source: Source, file: str | None, alt: str, size: int | None = 256, css: str = "", lazy: bool = True
     ) -> Markup:
-        """An image or a video as HTML; what has no file says so. Images of 128 pixels and less are shown crisp.
+        """Return an image or a video as HTML; what has no file says so. Images of 128 pixels and less are shown crisp.
 
         An image that moves stands still for who asked their system for less motion; static/motion.js plays it.
 
@@ -183,7 +183,7 @@ class Site:
             css: further classes.
             lazy: loaded when it comes near the window.
         """
-        macro = self.templates.get_template("picture.html").module.picture  # type: ignore[attr-defined]
+        macro = self.templates.get_template("image.html").module.image  # type: ignore[attr-defined]
         return Markup(macro(source, file, alt, size, css, lazy, moves(source, file)))
 
     def evaluations(self, source: Source, sample: Sample) -> str | None:

@@ -25,7 +25,7 @@ SCAN = 3.0
 
 
 def find_sources(paths: Sequence[Path]) -> list[Source]:
-    """Runs and folders, in the order in which they were given; of a folder of runs, the last begun first.
+    """Return runs and folders, in the order in which they were given; of a folder of runs, the last begun first.
 
     Args:
         paths: from the command line; none means runs/.
@@ -97,17 +97,17 @@ class Watched:
             self._sources = [*_named(new, self._sources), *self._sources]
 
     def _is_shown(self, path: Path) -> bool:
-        """Whether a folder is a source itself, a folder of images."""
+        """Return whether a folder is a source itself, a folder of images."""
         return any(Path(source.path).resolve() == path.resolve() for source in self._sources)
 
 
 def is_run(path: Path) -> bool:
-    """Whether a directory is that of a run."""
+    """Return whether a directory is that of a run."""
     return (path / INDEX).is_file() or ((path / "config.yaml").is_file() and (path / "environment.json").is_file())
 
 
 def runs_below(path: Path, depth: int = DEPTH) -> list[Path]:
-    """Runs in a folder, not those inside of others."""
+    """Return runs in a folder, not those inside of others."""
     if depth == 0:
         return []
     folders = sorted(entry for entry in path.iterdir() if entry.is_dir() and not entry.name.startswith("."))
@@ -115,7 +115,7 @@ def runs_below(path: Path, depth: int = DEPTH) -> list[Path]:
 
 
 def left_out(paths: Sequence[Path]) -> list[str]:
-    """A sentence for each folder below the given ones that has a run's configuration and nothing else of a run.
+    """Return a sentence for each folder below the given ones that has a run's configuration and nothing else of a run.
 
     Args:
         paths: as `find_sources` takes them.
@@ -143,18 +143,18 @@ def _begun(path: Path, depth: int = DEPTH) -> list[Path]:
 
 
 def is_empty(path: Path) -> bool:
-    """Whether there is nothing in a folder but what a run begins with: folders, and hidden files."""
+    """Return whether there is nothing in a folder but what a run begins with: folders, and hidden files."""
     files = (entry for entry in path.rglob("*") if entry.is_file() and not entry.name.startswith("."))
     return all(entry.name in BEGINNINGS for entry in files)
 
 
 def holds_pictures(path: Path) -> bool:
-    """Whether there is an image or a video in a folder or below it."""
+    """Return whether there is an image or a video in a folder or below it."""
     return any(entry.suffix.lower() in PICTURES + VIDEOS for entry in path.rglob("*") if entry.is_file())
 
 
 def titles_of(paths: Sequence[Path]) -> list[str]:
-    """A folder's name for each path, and before it as many folders as tell it from the others: "diffrl/seed-0".
+    """Return a folder's name for each path, and before it as many folders as tell it from the others: "diffrl/seed-0".
 
     Args:
         paths: of different folders.

@@ -69,7 +69,7 @@ class Names:
         self._taken: set[str] = set()
 
     def of(self, words: str, suffix: str, meant: object) -> tuple[str, bool]:
-        """A readable name, and whether it is new.
+        """Return a readable name, and whether it is new.
 
         Args:
             words: what it says; what does not fit a name is left out, and a hash tells it from others.

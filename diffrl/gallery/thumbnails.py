@@ -36,7 +36,7 @@ DECODING = threading.BoundedSemaphore(2)
 
 
 def sign(words: str, why: str = "") -> str:
-    """An SVG that stands in the place of an image: "image" and a word, with the reason in its title."""
+    """Return an SVG that stands in the place of an image: "image" and a word, with the reason in its title."""
     return (
         '<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 128 128" role="img" '
         f'aria-label="image {escape(words)}"><title>{escape(why or f"image {words}")}</title>'
@@ -61,7 +61,7 @@ class Thumbnails:
         self._kept: Kept[bytes] = Kept(limit, len)
 
     def get(self, path: Path, size: int | None, still: bool) -> bytes | None:
-        """A WebP of at most `size` pixels a side; None if the file itself will do: it is small, or moves.
+        """Return a WebP of at most `size` pixels a side; None if the file itself will do: it is small, or moves.
 
         Args:
             path: an image.
@@ -136,7 +136,7 @@ LARGEST = 2048
 
 
 def blind_picture(here: Path, beside: Path) -> tuple[bytes, str]:
-    """An image's bytes and media type.
+    """Return an image's bytes and media type.
 
     A still is written anew as PNG, without what its file said beside the pixels; where the two differ in size, the
     smaller is enlarged, so that neither is told by its size. What moves is given as it is, with one type for all.
@@ -174,7 +174,7 @@ def blind_picture(here: Path, beside: Path) -> tuple[bytes, str]:
 
 
 def _longest(path: Path) -> int:
-    """Longest edge of an image; 0 of what cannot be read or is a video."""
+    """Return longest edge of an image; 0 of what cannot be read or is a video."""
     from reward_models.common.image_files import opened
 
     try:
@@ -185,7 +185,7 @@ def _longest(path: Path) -> int:
 
 
 def part(data: bytes, asked: str | None) -> tuple[bytes, int, dict[str, str]]:
-    """What answers a Range header: bytes, status, headers. Browsers ask so for videos, to repeat them."""
+    """Return what answers a Range header: bytes, status, headers. Browsers ask so for videos, to repeat them."""
     match = re.fullmatch(r"bytes=(\d{1,15})-(\d{0,15})", asked or "")
     if match is None:
         return data, 200, {"Accept-Ranges": "bytes"}
@@ -204,7 +204,7 @@ HEAD = 4096
 
 
 def moves(source: Source, file: str | None) -> bool:
-    """Whether an image is an animated WebP, GIF or PNG; False for videos and for what is missing."""
+    """Return whether an image is an animated WebP, GIF or PNG; False for videos and for what is missing."""
     if not file or not file.lower().endswith((".webp", ".gif", ".png")):
         return False
     try:

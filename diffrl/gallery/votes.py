@@ -290,7 +290,7 @@ def _briefs(column: Column) -> list[Brief]:
 
 
 def _share_prompts(pair: Sequence[Column], briefs: Sequence[Sequence[Brief]]) -> bool:
-    """Whether two have a prompt in common, without which samples of runs are no pairs: quick, for many runs."""
+    """Return whether two have a prompt in common, without which samples of runs are no pairs: quick, for many runs."""
     prompts = ({brief.key[0] for brief in column} for column in briefs)
     return FOLDER in [column.stream for column in pair] or bool(set.intersection(*prompts))
 

@@ -30,23 +30,23 @@ class ModelAdapter(Protocol):
         ...
 
     def init_latents(self, draw: DrawNoise) -> Tensor:
-        """Latents at sigma = 1: asks `draw` for noise of this family's shape and packs it; (B, ...)."""
+        """Return latents at sigma = 1: asks `draw` for noise of this family's shape and packs it; (B, ...)."""
         ...
 
     def sigmas(self, steps: int) -> Tensor:
-        """The grid the stock pipeline runs for `steps` steps: (steps + 1,) float32, 1 down to 0."""
+        """Return the grid the stock pipeline runs for `steps` steps: (steps + 1,) float32, 1 down to 0."""
         ...
 
     def velocity(self, latents: Tensor, sigma: Tensor, conditioning: Conditioning, guidance_scale: float) -> Tensor:
-        """Predicted v = noise - image, (B, ...), for latents (B, ...) at noise levels sigma (B,) in [0, 1]."""
+        """Return predicted v = noise - image, (B, ...), for latents (B, ...) at noise levels sigma (B,) in [0, 1]."""
         ...
 
     def decode(self, latents: Tensor) -> Tensor:
-        """Pictures of latents at sigma = 0: uint8 RGB (B, 3, H, W)."""
+        """Return pictures of latents at sigma = 0: uint8 RGB (B, 3, H, W)."""
         ...
 
     def trainable_modules(self) -> Mapping[str, nn.Module]:
-        """The modules that alignment may train, by their name in the pipeline."""
+        """Return the modules that alignment may train, by their name in the pipeline."""
         ...
 
 
@@ -69,15 +69,15 @@ class EditingAdapter(ModelAdapter, Protocol):
         ...
 
     def stock_call(self) -> Mapping[str, Any]:
-        """Arguments by which a call of the stock pipeline scales an image, and draws, as it is done here."""
+        """Return arguments by which a call of the stock pipeline scales an image, and draws, as it is done here."""
         ...
 
 
 def take_rows(conditioning: Conditioning, rows: Tensor) -> dict[str, Tensor]:
-    """The conditioning of the given rows, in that order; `rows` is (B,) int64."""
+    """Return the conditioning of the given rows, in that order; `rows` is (B,) int64."""
     return {name: tensor.index_select(0, rows.to(tensor.device)) for name, tensor in conditioning.items()}
 
 
 def device_of(module: nn.Module) -> torch.device:
-    """The device of a module's first parameter."""
+    """Return the device of a module's first parameter."""
     return next(module.parameters()).device

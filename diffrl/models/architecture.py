@@ -51,7 +51,7 @@ class Architecture:
 
 
 def describe_pipeline(path: str) -> Architecture | None:
-    """Sizes of a pipeline's folder, or of a published one by its name on the hub; None if neither is known here.
+    """Return sizes of a pipeline's folder, or of a published one by its name on the hub; None if neither is known here.
 
     Raises:
         ConfigError: a file of the folder is torn.
@@ -75,7 +75,7 @@ def _published(name: str) -> Architecture | None:
 
 
 def _shapes_of(component: Component) -> Shapes:
-    """Shapes of a component's weights, tied ones once, on the meta device: nothing is allocated."""
+    """Return shapes of a component's weights, tied ones once, on the meta device: nothing is allocated."""
     import torch
     from torch import nn
 

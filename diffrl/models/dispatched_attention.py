@@ -35,7 +35,7 @@ class _Through(TorchFunctionMode):
 
 
 def _dispatched(query: Tensor, key: Tensor, value: Tensor, *, backend: AttentionBackendName, **options: Any) -> Tensor:
-    """(B, H, L, D) each, as PyTorch has them; the dispatcher has (B, L, H, D)."""
+    """Return (B, H, L, D) each, as PyTorch has them; the dispatcher has (B, L, H, D)."""
     turned = (x.transpose(1, 2) for x in (query, key, value))
     attended: Tensor = dispatch_attention_fn(*turned, backend=backend, **options)
     return attended.transpose(1, 2)

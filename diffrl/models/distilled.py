@@ -28,7 +28,7 @@ def refuse_distilled(family: Family, path: str, allowed: bool) -> None:
 
 
 def distilled_sign(family: Family, path: str) -> str | None:
-    """What shows that a checkpoint was distilled: its name, or what its files say; None if nothing does."""
+    """Return what shows that a checkpoint was distilled: its name, or what its files say; None if nothing does."""
     name = path.rstrip("/").rpartition("/")[2].lower()
     word = next((word for word in family.distilled if word in name), None)
     if word is not None:

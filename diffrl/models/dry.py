@@ -18,7 +18,7 @@ from diffrl.registry import resolve
 
 
 def dry_adapter(family: str, facts: Family, path: str, **options: Any) -> PipelineAdapter | None:
-    """An adapter that knows its sizes and noise levels, and can neither encode, nor predict, nor decode.
+    """Return an adapter that knows its sizes and noise levels, and can neither encode, nor predict, nor decode.
 
     Networks have their configs alone, autoencoders are on the meta device, text encoders and tokenizers are left out.
     The pipeline and the adapter are made by the constructors that loading calls, so they refuse what loading refuses.
@@ -55,7 +55,7 @@ def dry_adapter(family: str, facts: Family, path: str, **options: Any) -> Pipeli
 
 
 def _loads_as_usual(adapter_class: Any) -> bool:
-    """Whether an adapter is made of a pipeline by `PipelineAdapter.from_pretrained`."""
+    """Return whether an adapter is made of a pipeline by `PipelineAdapter.from_pretrained`."""
     if not (isinstance(adapter_class, type) and issubclass(adapter_class, PipelineAdapter)):
         return False
     makers = [kind for kind in adapter_class.__mro__ if "from_pretrained" in vars(kind)]
@@ -63,13 +63,13 @@ def _loads_as_usual(adapter_class: Any) -> bool:
 
 
 def _assembled(known: Pipeline) -> Any:
-    """The pipeline of its networks and its decoder, None for all other parts."""
+    """Return the pipeline of its networks and its decoder, None for all other parts."""
     parts = {name: one for name, one in known.components.items() if name in (*NETWORKS, "vae")}
     return known.assemble({name: _without_weights(name, one) for name, one in parts.items()})
 
 
 def _without_weights(name: str, component: Component) -> Any:
-    """A component: a network with its config and one empty parameter, any other as it is but for its tensors."""
+    """Return a component: a network with its config and one empty parameter, any other as it is but for its tensors."""
     if name not in NETWORKS:
         with torch.device("meta"):
             return component.build()

@@ -19,7 +19,7 @@ class PackedEditingAdapter(PackedPictureAdapter):
     """
 
     def encode_edits(self, prompts: Sequence[str], sources: Sequence[Tensor]) -> Conditioning:
-        """What `encode_words` gives, and the sources' latents, packed: (B, h w / 4, 4 C) in the network's dtype.
+        """Return what `encode_words` gives, and the sources' latents, packed: (B, h w / 4, 4 C) in the network's dtype.
 
         Args:
             prompts: B of them.
@@ -38,7 +38,7 @@ class PackedEditingAdapter(PackedPictureAdapter):
         return self.encode_prompts(prompts)
 
     def predict(self, latents: Tensor, sigma: Tensor, conditioning: Conditioning, guidance_scale: float) -> Tensor:
-        """Velocity (B, h w / 4, 4 C) of the image that is drawn."""
+        """Return velocity (B, h w / 4, 4 C) of the image that is drawn."""
         import torch
 
         source = conditioning.get("source")
@@ -60,5 +60,5 @@ class PackedEditingAdapter(PackedPictureAdapter):
         return packed.to(self.dtype)
 
     def encoder_input(self, pixels: Tensor) -> Tensor:
-        """An image (1, 3, H, W) in [-1, 1] as the encoder takes it: here, as it is."""
+        """Return an image (1, 3, H, W) in [-1, 1] as the encoder takes it: here, as it is."""
         return pixels

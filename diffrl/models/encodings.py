@@ -11,7 +11,7 @@ import torch
 from diffrl.data.sources import read_source
 from diffrl.errors import ConfigError, SourceError
 from diffrl.models.adapter import Conditioning, EditingAdapter, ModelAdapter, device_of
-from diffrl.models.geometry import ENCODINGS_KEPT
+from diffrl.models.family import ENCODINGS_KEPT
 from diffrl.models.pipeline import EMPTY, PipelineAdapter, held
 from diffrl.records import Prompt
 from reward_models.common.messages import quote

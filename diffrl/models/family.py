@@ -9,8 +9,6 @@ from typing import Any, Literal
 
 from diffrl.errors import ConfigError
 from diffrl.functional.guidance import beside
-from diffrl.models.architecture import Architecture
-from diffrl.models.geometry import Geometry, Size
 from diffrl.models.text_encoders import TextEncoder
 
 JOINT_ATTENTION = ("to_q", "to_k", "to_v", "to_out.0", "add_q_proj", "add_k_proj", "add_v_proj", "to_add_out")
@@ -18,13 +16,16 @@ QKV = ("attn.to_q", "attn.to_k", "attn.to_v")
 ADDED_QKV = ("attn.add_q_proj", "attn.add_k_proj", "attn.add_v_proj")
 """What the makers of many networks have as one layer."""
 
+ENCODINGS_KEPT = 4 * 2**30
+"""Bytes of prompts' encodings that a run keeps in the computer's memory; a plan counts them."""
+
 MOST_OPTIONS: Mapping[str, int] = {"height": 16383, "width": 16383, "frames": 4096, "max_sequence_length": 1024}
 """The adapter options that cost memory, and how large they may be: in the configuration and in a pipeline's own
 settings (`models.shipped`)."""
 
 
 def comfyui_as_diffusers(layer: str) -> str:
-    """ComfyUI's key where it finds a layer by diffusers' own name, parts of its fused layers too.
+    """Return ComfyUI's key where it finds a layer by diffusers' own name, parts of its fused layers too.
 
     Source: github.com/Comfy-Org/ComfyUI, comfy/lora.py (model_lora_keys_unet), comfy/utils.py (*_to_diffusers).
     """
@@ -70,7 +71,6 @@ class Family:
             diffusers that make it up, in the order of its rows. "": layers that are in no block.
         text_encoders: what reads its prompts, and how far.
         packages: that loading its pipeline needs beside those of diffrl.
-        geometry: sizes of what passes through a pipeline, from its configs; None plans it without its activations.
     """
 
     name: str
@@ -100,10 +100,9 @@ class Family:
     original: Mapping[str, tuple[str, Mapping[str, tuple[str, ...]]]] = field(default_factory=dict)
     text_encoders: tuple[TextEncoder, ...] = (TextEncoder("tokenizer", "text encoder"),)
     packages: tuple[str, ...] = ()
-    geometry: Callable[[Architecture, Size], Geometry] | None = None
 
     def calls_per_step(self, guidance_scale: float) -> int:
-        """Network evaluations that one step of one sample takes."""
+        """Return network evaluations that one step of one sample takes."""
         scale = guidance_scale if self.guidance == "classifier_free" else beside(guidance_scale, self.true_cfg_scale)
         return 2 if scale > 1 else 1
 

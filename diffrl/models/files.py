@@ -21,7 +21,7 @@ MOST_BLANK = 4096
 
 
 def read_object(path: Path, missing: Mapping[str, Any] | None = None) -> Mapping[str, Any]:
-    """A JSON object.
+    """Return a JSON object.
 
     Args:
         path: of its file.

@@ -11,7 +11,7 @@ from reward_models.common.messages import cut
 
 
 def is_hub_id(path: str) -> bool:
-    """Whether a path has the form of a model on the hub, OWNER/NAME."""
+    """Return whether a path has the form of a model on the hub, OWNER/NAME."""
     from huggingface_hub.utils import HFValidationError, validate_repo_id
 
     try:
@@ -22,7 +22,7 @@ def is_hub_id(path: str) -> bool:
 
 
 def pipeline_class_of(path: str | Path, revision: str | None = None) -> str:
-    """The pipeline class that a diffusers directory or hub id says it is.
+    """Return the pipeline class that a diffusers directory or hub id says it is.
 
     Raises:
         ConfigError: the directory's index cannot be read, or names no class.
@@ -41,7 +41,7 @@ def pipeline_class_of(path: str | Path, revision: str | None = None) -> str:
 
 
 def fetch(path: str | Path, revision: str | None = None, variant: str | None = None) -> Path:
-    """The folder of a pipeline; of one on the hub that of its files here, fetched if they are not there yet."""
+    """Return the folder of a pipeline; of one on the hub that of its files here, fetched if they are not there yet."""
     folder = pipeline_folder(path)
     if folder.is_dir():
         return folder
@@ -62,7 +62,7 @@ def local_folder(path: str | Path, revision: str | None = None) -> Path | None:
 
 
 def _chain(error: BaseException) -> list[BaseException]:
-    """An error and those that it was raised for: diffusers words the hub's errors anew."""
+    """Return an error and those that it was raised for: diffusers words the hub's errors anew."""
     chain: list[BaseException] = []
     cause: BaseException | None = error
     while cause is not None and cause not in chain:
@@ -72,7 +72,7 @@ def _chain(error: BaseException) -> list[BaseException]:
 
 
 def loading_problem(path: str, error: Exception) -> str:
-    """What went wrong with a pipeline, in one sentence, and the way out."""
+    """Return what went wrong with a pipeline, in one sentence, and the way out."""
     names = {kind.__name__ for cause in _chain(error) for kind in type(cause).__mro__}
     if "GatedRepoError" in names:
         terms = f"Accept its terms at https://huggingface.co/{path}, then run `hf auth login`."

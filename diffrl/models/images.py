@@ -33,12 +33,12 @@ class BrokenPictureError(ValueError):
 
 
 def pil_or_frames(media: Tensor) -> Image.Image | Tensor:
-    """A picture (3, H, W) as a PIL image; a video (F, 3, H, W) as it is."""
+    """Return a picture (3, H, W) as a PIL image; a video (F, 3, H, W) as it is."""
     return to_pil(media) if media.ndim == 3 else media
 
 
 def uint8_from_unit(images: Tensor) -> Tensor:
-    """round(255 * images), for images of any float dtype in [0, 1]; values outside are clamped.
+    """Return round(255 * images), for images of any float dtype in [0, 1]; values outside are clamped.
 
     The same rounding as diffusers' `VaeImageProcessor`, done in float32 since bfloat16 cannot tell 256 levels apart.
 
@@ -59,7 +59,7 @@ def uint8_from_unit(images: Tensor) -> Tensor:
 
 
 def uint8_from_signed(images: Tensor) -> Tensor:
-    """Pictures of a VAE's output: images in [-1, 1] mapped to [0, 1], then `uint8_from_unit`."""
+    """Return pictures of a VAE's output: images in [-1, 1] mapped to [0, 1], then `uint8_from_unit`."""
     return uint8_from_unit(images.float() * 0.5 + 0.5)
 
 
@@ -93,7 +93,7 @@ def comparison_grid(
     picture_size: int = 128,
     title: str | None = None,
 ) -> Image.Image:
-    """Pictures side by side, one cell a prompt, its caption below.
+    """Return pictures side by side, one cell a prompt, its caption below.
 
     Args:
         cells: laid out row by row; each with one picture per label.
@@ -142,7 +142,7 @@ def comparison_grid(
 
 
 def _font(size: int, written: str) -> Font:
-    """Pillow's own font; it knows ASCII only, so for other letters the wider one that comes with matplotlib."""
+    """Return Pillow's own font; it knows ASCII only, so for other letters the wider one that comes with matplotlib."""
     if written.isascii():
         return cast(Font, ImageFont.load_default(size))
     from matplotlib import font_manager
@@ -173,7 +173,7 @@ def _scaled(image: Image.Image, size: int) -> Image.Image:
 
 
 def _badge(colour: tuple[int, int, int], passed: bool, size: int) -> Image.Image:
-    """A disc with a tick or a cross, drawn large and reduced, so that its edges are smooth."""
+    """Return a disc with a tick or a cross, drawn large and reduced, so that its edges are smooth."""
     big = Image.new("RGBA", (96, 96), (*PAPER, 0))
     draw = ImageDraw.Draw(big)
     draw.ellipse((0, 0, 95, 95), fill=PAPER)
@@ -215,7 +215,7 @@ STILL_SIZE = 140
 
 
 def still(media: Tensor) -> Tensor:
-    """A picture as it is; of a clip, four frames from the first to the last, two by two, in reading order."""
+    """Return a picture as it is; of a clip, four frames from the first to the last, two by two, in reading order."""
     if media.ndim == 3:
         return media
     first, second, third, last = media[torch.linspace(0, len(media) - 1, SHOWN).round().long()]

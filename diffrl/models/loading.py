@@ -24,7 +24,7 @@ DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
 
 
 def choose_device(name: str) -> torch.device:
-    """The device that `auto`, `cpu` or `cuda` means on this machine.
+    """Return the device that `auto`, `cpu` or `cuda` means on this machine.
 
     Raises:
         NotHereError: CUDA was asked for by name and there is none.
@@ -63,7 +63,7 @@ def check_pipeline_directory(family: Family, path: str, variant: str | None = No
 
 
 def infer_family(path: str) -> str:
-    """The family whose adapter loads this pipeline.
+    """Return the family whose adapter loads this pipeline.
 
     Raises:
         ConfigError: the path cannot be read, or no family of this version loads it.

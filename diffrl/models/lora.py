@@ -81,7 +81,7 @@ class HalfOfLora(nn.Linear):
     """A or B: float32 weights that are cast to what comes in, so that the network's activations keep their dtype."""
 
     def forward(self, x: Tensor) -> Tensor:
-        """(..., in) to (..., out), in the dtype of x."""
+        """Return (..., in) to (..., out), in the dtype of x."""
         return nn.functional.linear(x, self.weight.to(x.dtype))
 
 
@@ -97,14 +97,14 @@ def _add_adapter(transformer: Any, config: Any) -> None:
 
 
 def lora_layers(transformer: nn.Module) -> dict[str, Tensor]:
-    """The LoRA weights in peft's naming, which diffusers' `save_lora_weights` takes."""
+    """Return the LoRA weights in peft's naming, which diffusers' `save_lora_weights` takes."""
     from peft.utils import get_peft_model_state_dict
 
     return dict(get_peft_model_state_dict(transformer, adapter_name=ADAPTER_NAME))
 
 
 def lora_metadata(transformer: Any) -> Mapping[str, Any]:
-    """The peft configuration that must travel with the weights: without it a loader guesses alpha = rank."""
+    """Return the peft configuration that must travel with the weights: without it a loader guesses alpha = rank."""
     return dict(transformer.peft_config[ADAPTER_NAME].to_dict())
 
 

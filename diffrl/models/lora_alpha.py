@@ -88,7 +88,7 @@ def find_alphas(
 def _statements(
     file: Path, metadata: Mapping[str, str], tensors: Mapping[str, Tensor], ranks: Mapping[str, int], peft: bool
 ) -> Iterator[tuple[str, Alphas]]:
-    """The places that say an alpha, and what they say."""
+    """Yield the places that say an alpha, and what they say."""
     for layer, tensor in tensors.items():
         if tensor.numel() != 1:
             shape = " x ".join(map(str, tensor.shape))
@@ -131,7 +131,7 @@ def _per_network(content: Mapping[str, Any]) -> list[Mapping[str, Any]]:
 def _peft_alphas(
     file: Path, origin: str, settings: Mapping[str, Any], ranks: Mapping[str, int]
 ) -> Iterator[tuple[str, Alphas]]:
-    """What peft's settings say, by each word for alpha that they have.
+    """Yield what peft's settings say, by each word for alpha that they have.
 
     Raises:
         ConfigError: they are no settings of a plain LoRA, or not those of these matrices.
@@ -162,7 +162,7 @@ def _peft_alphas(
 
 
 def _pattern(file: Path, key: str, setting: Any) -> Callable[[str, Any], Any]:
-    """A function of a layer's name and of a default that looks the layer up in one of peft's patterns."""
+    """Return a function of a layer's name and of a default that looks the layer up in one of peft's patterns."""
     try:
         patterns = [(re.compile(rf"(.*\.)?({pattern})$"), value) for pattern, value in (setting or {}).items()]
     except (AttributeError, re.error) as error:
@@ -178,7 +178,7 @@ def _other_rank(file: Path, key: str, stated: Any, layer: str, rank: int) -> Con
 
 
 def _number(file: Path, key: str, number: Any) -> float:
-    """A finite number other than 0.
+    """Return a finite number other than 0.
 
     Raises:
         ConfigError: it is none.

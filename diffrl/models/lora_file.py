@@ -39,7 +39,7 @@ PICKLES = re.compile(rb"(?:PK\x03\x04|\x80[\x02-\x05])(?!.{4,6}\{)", re.DOTALL)
 
 
 def lora_files(start: str, networks: Sequence[str], asked: str = START) -> dict[str, Path]:
-    """The files of a LoRA, one for each network.
+    """Return the files of a LoRA, one for each network.
 
     Args:
         start: a safetensors file, or a folder with one; of two networks, a folder as `diffrl export` writes it.
@@ -98,7 +98,7 @@ def sha256_of(files: Mapping[str, Path]) -> str:
 
 
 def lora_loader(pipeline_class: Any) -> Any:
-    """The class of diffusers that writes LoRAs of a pipeline: itself, or what its family names instead."""
+    """Return the class of diffusers that writes LoRAs of a pipeline: itself, or what its family names instead."""
     name = pipeline_class.__name__
     instead = next((family.lora_loader for family in FAMILIES.values() if name in family.pipelines), None)
     return pipeline_class if instead is None else getattr(importlib.import_module("diffusers.loaders"), instead)
@@ -223,7 +223,7 @@ def _refuse_pickle(file: Path, asked: str) -> None:
 
 
 def _ending(layer: str) -> str:
-    """A layer's name within its block: what stands behind the block's number."""
+    """Return a layer's name within its block: what stands behind the block's number."""
     parts = layer.split(".")
     number = next((i for i, part in enumerate(parts) if part.isdigit()), -1)
     return ".".join(parts[number + 1 :]) or layer

@@ -93,7 +93,7 @@ def _read_names(layers: Shapes, family: Family) -> str:
 def _parts(
     opened: LoraWeights, name: str, parts: tuple[str, ...], layers: Shapes, refused: str
 ) -> Iterator[tuple[str, Tensor, Tensor]]:
-    """A layer of the file as the network's: name, A, B."""
+    """Yield a layer of the file as the network's: name, A, B."""
     a, b = opened.down[name], opened.up[name]
     rows, into = [layers[part][0] for part in parts], layers[parts[0]][1]
     if (len(b), a.shape[1]) != (sum(rows), into):
@@ -115,6 +115,6 @@ def _flat(name: str) -> str:
 
 
 def _numbers(stem: str, layers: Mapping[str, object]) -> list[str]:
-    """The numbers of a network's blocks of a kind."""
+    """Return the numbers of a network's blocks of a kind."""
     pattern = re.compile(rf"{re.escape(stem)}\.(\d+)\.")
     return sorted({match[1] for match in map(pattern.match, layers) if match})

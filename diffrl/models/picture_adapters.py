@@ -52,12 +52,12 @@ class PictureAdapter(PipelineAdapter):
         require_multiple(self.height, self.width, patch)
 
     def latent_sizes(self) -> tuple[int, int, int]:
-        """Side of the pipeline's own latents, side of a patch, channels."""
+        """Return side of the pipeline's own latents, side of a patch, channels."""
         config = self.pipeline.transformer.config
         return config.sample_size, config.patch_size, config.in_channels
 
     def sigmas(self, steps: int) -> Tensor:
-        """The scheduler's levels, its shift included; see `flow_sigmas`."""
+        """Return the scheduler's levels, its shift included; see `flow_sigmas`."""
         return flow_sigmas(self.pipeline.scheduler, steps, self.tokens)
 
 
@@ -65,24 +65,24 @@ class PackedPictureAdapter(PictureAdapter):
     """A pipeline of pictures whose latents come to the network as 2 x 2 patches: (B, h w / 4, 4 C)."""
 
     def latent_sizes(self) -> tuple[int, int, int]:
-        """Side of the pipeline's own latents, side of a patch, channels before packing."""
+        """Return side of the pipeline's own latents, side of a patch, channels before packing."""
         return self.pipeline.default_sample_size, 2, self.pipeline.transformer.config.in_channels // 4
 
     def init_latents(self, draw: DrawNoise) -> Tensor:
-        """Unit normal latents, packed: (B, h w / 4, 4 C) float32."""
+        """Return unit normal latents, packed: (B, h w / 4, 4 C) float32."""
         noise = super().init_latents(draw)
         packed: Tensor = self.pipeline._pack_latents(noise, len(noise), *self.latent_shape)
         return packed
 
     def unpack(self, latents: Tensor) -> Tensor:
-        """(B, h w / 4, 4 C) to (B, C, h, w)."""
+        """Return (B, h w / 4, 4 C) to (B, C, h, w)."""
         unpacked: Tensor = self.pipeline._unpack_latents(
             latents, self.height, self.width, self.pipeline.vae_scale_factor
         )
         return unpacked
 
     def kept(self, key: Hashable, make: Callable[[], Tensor]) -> Tensor:
-        """What `make` makes, which follows from `key`, made once.
+        """Return what `make` makes, which follows from `key`, made once.
 
         Pipelines make the places of tokens on the CPU: sending them with every network call would wait for the device.
         """
@@ -95,5 +95,5 @@ class PackedPictureAdapter(PictureAdapter):
         return {}
 
     def sigmas(self, steps: int) -> Tensor:
-        """Evenly spaced levels, shifted by the number of picture tokens; see `shifted_sigmas`."""
+        """Return evenly spaced levels, shifted by the number of picture tokens; see `shifted_sigmas`."""
         return shifted_sigmas(self.pipeline.scheduler, steps, self.tokens)

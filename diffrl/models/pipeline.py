@@ -162,7 +162,7 @@ class PipelineAdapter(ABC):
             keep_dtype(self.transformer)
 
     def _modules(self, prefix: str) -> dict[str, nn.Module]:
-        """The components with weights whose names begin so."""
+        """Return the components with weights whose names begin so."""
         from torch import nn
 
         parts = self.pipeline.components.items()
@@ -204,7 +204,7 @@ class PipelineAdapter(ABC):
         return self._empty is not None and self._empty[0] == self.max_sequence_length
 
     def with_empty(self, conditioning: Conditioning, empty: Mapping[str, Tensor | None]) -> Conditioning:
-        """Rows of B prompts, and beside them B rows of the empty prompt, which is encoded once.
+        """Return rows of B prompts, and beside them B rows of the empty prompt, which is encoded once.
 
         Args:
             conditioning: (B, ...) each, of the prompts.
@@ -225,11 +225,11 @@ class PipelineAdapter(ABC):
         """
 
     def init_latents(self, draw: DrawNoise) -> Tensor:
-        """Unit normal latents (B, *latent_shape) float32."""
+        """Return unit normal latents (B, *latent_shape) float32."""
         return draw(self.latent_shape).float().to(self.placement.device)
 
     def sigmas(self, steps: int) -> Tensor:
-        """The scheduler's levels, its shift included; see `flow_sigmas`."""
+        """Return the scheduler's levels, its shift included; see `flow_sigmas`."""
         return flow_sigmas(self.pipeline.scheduler, steps)
 
     def velocity(self, latents: Tensor, sigma: Tensor, conditioning: Conditioning, guidance_scale: float) -> Tensor:
@@ -254,11 +254,11 @@ class PipelineAdapter(ABC):
         return self.guide(*output.float().chunk(2), guidance_scale)
 
     def calls_per_step(self, guidance_scale: float) -> int:
-        """Network evaluations that one step of one sample takes."""
+        """Return network evaluations that one step of one sample takes."""
         return self.family.calls_per_step(guidance_scale)
 
     def guide(self, unconditional: Tensor, conditional: Tensor, guidance_scale: float) -> Tensor:
-        """Classifier-free guidance (Ho and Salimans, arXiv 2207.12598)."""
+        """Return classifier-free guidance (Ho and Salimans, arXiv 2207.12598)."""
         return unconditional + guidance_scale * (conditional - unconditional)
 
     def decode(self, latents: Tensor) -> Tensor:
@@ -271,27 +271,27 @@ class PipelineAdapter(ABC):
         return uint8_from_signed(decoded)
 
     def unpack(self, latents: Tensor) -> Tensor:
-        """Latents as the decoder takes them: here, as they are."""
+        """Return latents as the decoder takes them: here, as they are."""
         return latents
 
     def vae_output(self, latents: Tensor) -> Tensor:
-        """What the decoder makes of latents in its own units: in [-1, 1], on the device."""
+        """Return what the decoder makes of latents in its own units: in [-1, 1], on the device."""
         vae = self.pipeline.vae
         with self.on_device("vae") as device:
             decoded: Tensor = vae.decode(latents.to(device, vae.dtype), return_dict=False)[0]
         return decoded
 
     def stock_preparation(self) -> str:
-        """Lines of Python by which a program makes the stock pipeline draw what is drawn here; usually none."""
+        """Return lines of Python by which a program makes the stock pipeline draw what is drawn here; usually none."""
         return ""
 
     def trainable_modules(self) -> Mapping[str, nn.Module]:
-        """The transformer alone."""
+        """Return the transformer alone."""
         return {"transformer": self.transformer}
 
     @classmethod
     def options(cls) -> tuple[str, ...]:
-        """What a pipeline's own settings file may hold."""
+        """Return what a pipeline's own settings file may hold."""
         return tuple(name for name in inspect.signature(cls).parameters if name not in ("pipeline", "dtype"))
 
 

@@ -107,7 +107,9 @@ def find_pipeline(path: str) -> Pipeline | None:
         ConfigError: a file of the folder is torn.
     """
     folder = pipeline_folder(path)
-    return _pipeline_of(folder) if folder.is_dir() else published_pipeline(path)
+    if not folder.is_dir():
+        return published_pipeline(path)
+    return _pipeline_of(folder) if (folder / "model_index.json").is_file() else None
 
 
 def reward_facts() -> Mapping[str, Values]:

@@ -10,7 +10,7 @@ if TYPE_CHECKING:
 
 
 def flow_sigmas(scheduler: Any, steps: int, tokens: int = 0) -> Tensor:
-    """The grid of a flow-matching scheduler: (steps + 1,) float32, 1 down to 0.
+    """Return the grid of a flow-matching scheduler: (steps + 1,) float32, 1 down to 0.
 
     DPM-Solver++ and UniPC, which SANA and Wan ship, begin at sigma = .999, shifted (.9997 with a shift of 3), although
     they begin with pure noise. The first level is set to 1 here: that is what pure noise is, and a stochastic step's
@@ -29,7 +29,7 @@ def flow_sigmas(scheduler: Any, steps: int, tokens: int = 0) -> Tensor:
 
 
 def shifted_sigmas(scheduler: Any, steps: int, tokens: int = 0, mu: float | None = None) -> Tensor:
-    """Evenly spaced levels, shifted as the scheduler says: by resolution (FLUX.1) or by a number (Z-Image).
+    """Return evenly spaced levels, shifted as the scheduler says: by resolution (FLUX.1) or by a number (Z-Image).
 
     Args:
         scheduler: of the pipeline; it is not changed.
@@ -52,7 +52,7 @@ def shifted_sigmas(scheduler: Any, steps: int, tokens: int = 0, mu: float | None
 
 
 def _mu(scheduler: Any, tokens: int) -> float:
-    """The shift of a picture of so many tokens."""
+    """Return the shift of a picture of so many tokens."""
     from diffusers.pipelines.flux.pipeline_flux import calculate_shift
 
     defaults = {"base_image_seq_len": 256, "max_image_seq_len": 4096, "base_shift": 0.5, "max_shift": 1.15}

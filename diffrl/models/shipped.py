@@ -16,7 +16,7 @@ the configuration, such as {"max_sequence_length": 1}."""
 
 
 def shipped_settings(directory: Path) -> dict[str, Any]:
-    """Adapter options that a local pipeline brings along; empty if it brings none.
+    """Return adapter options that a local pipeline brings along; empty if it brings none.
 
     Raises:
         ConfigError: the file is not a JSON object, or an option is not what the configuration would take.

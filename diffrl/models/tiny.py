@@ -23,7 +23,7 @@ EMBEDDING = 128
 
 
 def build_pipeline(family: str, words: Sequence[str], seed: int, **options: Any) -> Any:
-    """A tiny pipeline of a family in float32, with random weights.
+    """Return a tiny pipeline of a family in float32, with random weights.
 
     Args:
         family: its name.
@@ -38,7 +38,7 @@ def build_pipeline(family: str, words: Sequence[str], seed: int, **options: Any)
 
 
 def tiny_settings(pipeline: Any) -> Mapping[str, int]:
-    """What diffrl uses a tiny pipeline with, as adapter options; stock calls have other defaults."""
+    """Return what diffrl uses a tiny pipeline with, as adapter options; stock calls have other defaults."""
     name = type(pipeline).__name__
     file: Any = next(file for file in FILES if name in file.FAMILY.pipelines)
     settings: Mapping[str, int] = file.TINY_SETTINGS
@@ -64,7 +64,7 @@ def save_pipeline(pipeline: Any, directory: Path, settings: Mapping[str, int] | 
 
 
 def build_clip_tokenizer(words: Sequence[str]) -> Any:
-    """A CLIP tokenizer in which each of `words` is one token and any other text falls apart into bytes."""
+    """Return a CLIP tokenizer in which each of `words` is one token and any other text falls apart into bytes."""
     from tokenizers.pre_tokenizers import ByteLevel
     from transformers import CLIPTokenizer
 
@@ -76,7 +76,7 @@ def build_clip_tokenizer(words: Sequence[str]) -> Any:
 
 
 def train_merges(words: Sequence[str]) -> list[tuple[str, str]]:
-    """Byte-pair merges that turn every one of `words` into a single token; the most frequent pair first."""
+    """Return byte-pair merges that turn every one of `words` into a single token; the most frequent pair first."""
     splits = [[*word[:-1], word[-1] + "</w>"] for word in sorted(set(words))]
     merges: list[tuple[str, str]] = []
     while any(len(split) > 1 for split in splits):
@@ -117,7 +117,7 @@ def build_clip(tokenizer: Any, projected: bool = True) -> Any:
 
 
 def build_zero_t5() -> tuple[Any, nn.Module]:
-    """A T5 encoder whose output is zero, and a tokenizer that reads nothing of a prompt but its end."""
+    """Return a T5 encoder whose output is zero, and a tokenizer that reads nothing of a prompt but its end."""
     from tokenizers import Regex, Tokenizer, models, normalizers, processors
     from transformers import PreTrainedTokenizerFast, T5Config, T5EncoderModel
 
@@ -133,7 +133,7 @@ def build_zero_t5() -> tuple[Any, nn.Module]:
 
 
 def build_word_tokenizer(words: Sequence[str]) -> Any:
-    """A tokenizer in which each of `words` is one token and any other word is unknown; ends with `</s>`."""
+    """Return a tokenizer in which each of `words` is one token and any other word is unknown; ends with `</s>`."""
     from tokenizers import Tokenizer, models, normalizers, pre_tokenizers, processors
     from transformers import PreTrainedTokenizerFast
 
@@ -147,7 +147,7 @@ def build_word_tokenizer(words: Sequence[str]) -> Any:
 
 
 def build_t5(vocabulary: int, width: int = 32) -> nn.Module:
-    """A one-layer T5 encoder, (B, L) tokens to (B, L, width)."""
+    """Return a one-layer T5 encoder, (B, L) tokens to (B, L, width)."""
     from transformers import T5Config, T5EncoderModel
 
     model: nn.Module = T5EncoderModel(
@@ -178,7 +178,7 @@ def build_qwen_tokenizer(
     spaces: int = 0,
     more: Sequence[str] = (),
 ) -> Any:
-    """A Qwen2 tokenizer with a chat template, in which each of `words` after a space is one token.
+    """Return a Qwen2 tokenizer with a chat template, in which each of `words` after a space is one token.
 
     Args:
         words: what prompts are made of; any other text falls apart into bytes.
@@ -220,7 +220,7 @@ def build_qwen_vl(vocabulary: int, width: int = 32, **tokens: int) -> Any:
 
 
 def build_qwen_vl_text(vocabulary: int, layers: int = 2, width: int = 32) -> nn.Module:
-    """The language model alone of a Qwen2.5-VL, (B, L) tokens to (B, L, width)."""
+    """Return the language model alone of a Qwen2.5-VL, (B, L) tokens to (B, L, width)."""
     from transformers import Qwen2_5_VLTextConfig, Qwen2_5_VLTextModel
 
     model: nn.Module = Qwen2_5_VLTextModel(Qwen2_5_VLTextConfig(**_qwen_vl_text(vocabulary, layers, width)))
@@ -228,7 +228,7 @@ def build_qwen_vl_text(vocabulary: int, layers: int = 2, width: int = 32) -> nn.
 
 
 def _qwen_vl_text(vocabulary: int, layers: int, width: int) -> dict[str, Any]:
-    """Sizes of the language model of a Qwen2.5-VL."""
+    """Return sizes of the language model of a Qwen2.5-VL."""
     return {
         "vocab_size": vocabulary,
         "hidden_size": width,
@@ -245,7 +245,7 @@ def _qwen_vl_text(vocabulary: int, layers: int, width: int) -> dict[str, Any]:
 
 
 def build_qwen3(vocabulary: int, layers: int = 2, width: int = 32) -> nn.Module:
-    """A Qwen3 language model, (B, L) tokens to (B, L, width)."""
+    """Return a Qwen3 language model, (B, L) tokens to (B, L, width)."""
     from transformers import Qwen3Config, Qwen3ForCausalLM
 
     model: nn.Module = Qwen3ForCausalLM(
@@ -264,7 +264,7 @@ def build_qwen3(vocabulary: int, layers: int = 2, width: int = 32) -> nn.Module:
 
 
 def build_vae(channels: Sequence[int], **config: Any) -> nn.Module:
-    """32 x 32 x 3 pictures to 8 x 8 x 4 latents.
+    """Return 32 x 32 x 3 pictures to 8 x 8 x 4 latents.
 
     Args:
         channels: of the three levels, the largest pictures first.

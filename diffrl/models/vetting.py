@@ -139,7 +139,7 @@ def vet_numbers(path: Path, content: Any, largest: int) -> None:
 
 
 def _numbers(value: Any, key: str) -> Iterator[tuple[str, int]]:
-    """The whole numbers of a JSON value, each with the key that it stands under."""
+    """Yield the whole numbers of a JSON value, each with the key that it stands under."""
     if type(value) is int:
         yield key, value
     elif isinstance(value, dict):

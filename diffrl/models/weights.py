@@ -159,7 +159,7 @@ def part_variant(part: Path, variant: str | None) -> str | None:
 
 
 def _indexed(index: Path) -> list[Path]:
-    """The files that an index names, each with the tensors that the index says it has."""
+    """Return the files that an index names, each with the tensors that the index says it has."""
     placed = read_object(index).get("weight_map")
     if not isinstance(placed, dict) or not placed or not all(isinstance(name, str) for name in placed.values()):
         raise ConfigError(f"{index} must have a weight_map from tensors to files. Got {show(placed)}. {AGAIN}")
@@ -195,7 +195,7 @@ def network_class(library: str | None, name: str | None) -> Any:
 
 @lru_cache(maxsize=256)
 def _compare(part: Path, made: Any, stamp: tuple[tuple[str, int, int], ...]) -> Comparison:
-    """The comparison of files that are as old and as long as the stamp says, its first being the config."""
+    """Return the comparison of files that are as old and as long as the stamp says, its first being the config."""
     import torch
     from transformers import PreTrainedModel
 
@@ -211,7 +211,7 @@ def _compare(part: Path, made: Any, stamp: tuple[tuple[str, int, int], ...]) -> 
 
 
 def _by_transformers(part: Path, made: Any, state: Mapping[str, Tensor]) -> Comparison:
-    """What its own loader says of tensors without values: it renames, merges and ties them by the class."""
+    """Return what its own loader says of tensors without values: it renames, merges and ties them by the class."""
     with silent_transformers():
         _, info = made.from_pretrained(
             None,
@@ -266,6 +266,6 @@ def _by_diffusers(part: Path, made: Any, state: Mapping[str, Tensor]) -> Compari
 
 
 def _first(names: Any) -> str:
-    """The first three names and how many there are."""
+    """Return the first three names and how many there are."""
     shown = ", ".join(map(quote, names[:3]))
     return shown if len(names) <= 3 else f"{shown} and {len(names) - 3} others"

@@ -51,7 +51,7 @@ class AwmSettings(KlGuidedSettings, SampleSettings):
         return self
 
     def losses(self, context: RunContext) -> list[LossSettings]:
-        """One, of finished samples."""
+        """Return one, of finished samples."""
         awm = AWM(**self.fields_of(context), weighting=self.weighting, power=self.power, clip=self.clip)
         return [LossSettings(awm, guidance=self.guidance, kl_guidance=self.kl_guidance)]
 
@@ -94,19 +94,21 @@ class AWM(SampleLoss[MatchingExamples]):
     def loss(
         self, examples: MatchingExamples, policy: Velocity, reference: Velocity | None
     ) -> tuple[Tensor, Mapping[str, Tensor]]:
-        """Weigh matching errors; metrics are those of `awm_loss` and, with a reference, reference_kl."""
+        """Return weigh matching errors; metrics are those of `awm_loss` and, with a reference, reference_kl."""
         from diffrl.functional.matching import awm_loss
 
         velocity = policy(*examples.start)
         loss, metrics = awm_loss(
-            velocity,
-            self.velocity_before(examples, velocity),
-            examples.target,
-            examples.sigma,
-            examples.advantage,
-            self.weighting,
-            self.power,
-            self.clip,
-            self.clip,
+            v=velocity,
+            v_old=self.velocity_before(examples, velocity),
+            target=examples.target,
+            sigma=examples.sigma,
+            advantage=examples.advantage,
+            weighting=self.weighting,
+            power=self.power,
+            clip_low=self.clip,
+            clip_high=self.clip,
         )
-        return add_reference_kl(loss, metrics, velocity, examples, reference, self.kl)
+        return add_reference_kl(
+            loss=loss, metrics=metrics, velocity=velocity, examples=examples, reference=reference, weight=self.kl
+        )

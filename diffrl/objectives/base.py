@@ -109,7 +109,7 @@ class Objective(Generic[Some]):
         return 0
 
     def examples(self, rollout: Rollout, credit: Credit, grad_mask: Tensor, old: Velocity, micro_batch: int) -> Some:
-        """What an iteration trains on.
+        """Return what an iteration trains on.
 
         Args:
             rollout: samples and recorded steps.
@@ -135,7 +135,7 @@ class Objective(Generic[Some]):
     def precompute_group_terms(
         self, examples: Some, index: Tensor, policy: Velocity, reference: Velocity, micro_batch: int
     ) -> Some:
-        """The examples, of which the units at `index` know what their loss needs of their group.
+        """Return the examples, of which the units at `index` know what their loss needs of their group.
 
         Args:
             examples: of the iteration.
@@ -147,7 +147,7 @@ class Objective(Generic[Some]):
         return examples
 
     def retake_densities(self, examples: Some, calls: Sequence[Tensor], policy: Velocity) -> Some:
-        """The examples, of whose steps the densities are those that the update's own calls give.
+        """Return the examples, of whose steps the densities are those that the update's own calls give.
 
         Args:
             examples: of the iteration.
@@ -157,7 +157,7 @@ class Objective(Generic[Some]):
         return examples
 
     def on_policy(self, examples: Some, first: bool) -> Some:
-        """The examples as the first update of an iteration takes them, or a later one."""
+        """Return the examples as the first update of an iteration takes them, or a later one."""
         return examples
 
 
@@ -193,11 +193,11 @@ class ObjectiveSettings(Section):
         kind: str  # each has its own Literal
 
     def losses(self, context: RunContext) -> list[LossSettings]:
-        """What an update adds up."""
+        """Return what an update adds up."""
         raise NotImplementedError
 
     def planned(self, old_is_policy: bool = False) -> list[LossSettings]:
-        """The same before there is a run: their answers hold, and nothing can be computed.
+        """Return the same before there is a run: their answers hold, and nothing can be computed.
 
         Args:
             old_is_policy: see `Config.old_is_policy`.
@@ -210,7 +210,7 @@ class ObjectiveSettings(Section):
         return False
 
     def old_decay(self, updates: int) -> float:
-        """How much of itself the policy that draws keeps after so many updates; 0 = it is the newest."""
+        """Return how much of itself the policy that draws keeps after so many updates; 0 = it is the newest."""
         return 0.0
 
     def _of(self, trained: Trained) -> list[LossSettings]:
@@ -232,7 +232,7 @@ class ObjectiveSettings(Section):
         return bool(self._of("nodes"))
 
     def trains_uncredited(self, trained: Trained) -> bool:
-        """Whether those without an advantage train too."""
+        """Return whether those without an advantage train too."""
         return any(loss.objective.trains_uncredited for loss in self._of(trained))
 
     @property
@@ -251,11 +251,11 @@ class ObjectiveSettings(Section):
         return any(loss.objective.whole_groups for loss in self.planned())
 
     def needs_group_pass(self, old_is_policy: bool) -> bool:
-        """Whether each update asks the policy once more, without gradient, to compare what a group trains on."""
+        """Return whether each update asks the policy once more, without gradient, to compare what a group trains on."""
         return any(loss.objective.group_evaluations for loss in self.planned(old_is_policy))
 
     def needs_old_velocity(self, old_is_policy: bool) -> bool:
-        """Whether examples of finished samples ask the policy that drew them once more."""
+        """Return whether examples of finished samples ask the policy that drew them once more."""
         return any(loss.objective.needs_old_velocity for loss in self.planned(old_is_policy))
 
     @property

@@ -160,13 +160,13 @@ class Checked(Objective[Any]):
         return errors
 
     def retake_densities(self, examples: Any, calls: Sequence[Tensor], policy: Velocity) -> Any:
-        """Steps with the densities of the policy as it is, before the first update too."""
+        """Return steps with the densities of the policy as it is, before the first update too."""
         if not isinstance(examples, EdgeExamples):
             return examples
         return replace(examples, edges=retaken(examples.edges, calls, policy, self.inner.context.steps))
 
     def on_policy(self, examples: Any, first: bool) -> Any:
-        """Steps as the first update of an iteration takes them, or a later one."""
+        """Return steps as the first update of an iteration takes them, or a later one."""
         return replace(examples, on_policy=first) if isinstance(examples, EdgeExamples) else examples
 
     def _error(self, problem: str) -> DiffrlError:
@@ -199,7 +199,7 @@ def _is_of_terms(values: Any, terms: tuple[int], device: torch.device) -> bool:
 
 
 def _versions(record: Any) -> list[int]:
-    """How often each tensor of a record, and of the records in it, was changed in place."""
+    """Return how often each tensor of a record, and of the records in it, was changed in place."""
     if isinstance(record, Tensor):
         return [] if record.is_inference() else [record._version]
     parts = record if isinstance(record, tuple) else vars(record).values() if is_dataclass(record) else ()

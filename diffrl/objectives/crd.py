@@ -46,7 +46,7 @@ class CrdSettings(KlGuidedSettings, SampleSettings):
     beta: float = Field(1.0, ge=1.0e-6, le=1.0e6, description="Of the KL leash: implied rewards grow up to R / beta.")
 
     def losses(self, context: RunContext) -> list[LossSettings]:
-        """One, of finished samples."""
+        """Return one, of finished samples."""
         crd = CRD(**self.fields_of(context), beta=self.beta)
         return [LossSettings(crd, guidance=self.guidance, kl_guidance=self.kl_guidance)]
 
@@ -122,7 +122,7 @@ class CRD(SampleLoss[DistillationExamples]):
         reference: Velocity,
         micro_batch: int,
     ) -> DistillationExamples:
-        """The mean of the rewards that the policy implies now, of the update's cells."""
+        """Return the mean of the rewards that the policy implies now, of the update's cells."""
         from diffrl.functional.matching import group_mean, implicit_reward
 
         if not self.needs_old_velocity:
@@ -135,7 +135,7 @@ class CRD(SampleLoss[DistillationExamples]):
     def loss(
         self, examples: DistillationExamples, policy: Velocity, reference: Velocity | None
     ) -> tuple[Tensor, Mapping[str, Tensor]]:
-        """Distil centred rewards; metrics are those of `crd_loss` and, with a reference, reference_kl."""
+        """Return distil centred rewards; metrics are those of `crd_loss` and, with a reference, reference_kl."""
         from diffrl.functional.matching import crd_loss, implicit_reward
 
         velocity = policy(*examples.start)
@@ -146,4 +146,6 @@ class CRD(SampleLoss[DistillationExamples]):
             examples.reward_mean,
             self.beta,
         )
-        return add_reference_kl(loss, metrics, velocity, examples, reference, self.kl)
+        return add_reference_kl(
+            loss=loss, metrics=metrics, velocity=velocity, examples=examples, reference=reference, weight=self.kl
+        )

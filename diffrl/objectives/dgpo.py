@@ -39,7 +39,7 @@ class DgpoSettings(SampleSettings):
     )
 
     def losses(self, context: RunContext) -> list[LossSettings]:
-        """One, of finished samples."""
+        """Return one, of finished samples."""
         dgpo = DGPO(**self.fields_of(context), beta=self.beta, clip=self.clip)
         return [LossSettings(dgpo, guidance=self.guidance)]
 
@@ -111,7 +111,7 @@ class DGPO(SampleLoss[PreferenceExamples]):
         reference: Velocity,
         micro_batch: int,
     ) -> PreferenceExamples:
-        """The weights of the update's cells, and the reference's velocities."""
+        """Return the weights of the update's cells, and the reference's velocities."""
         from diffrl.functional.losses import velocity_kl
         from diffrl.functional.matching import group_weight
 
@@ -135,12 +135,12 @@ class DGPO(SampleLoss[PreferenceExamples]):
 
         velocity = policy(*examples.start)
         loss, metrics = dgpo_loss(
-            velocity,
-            self.velocity_before(examples, velocity),
-            examples.target,
-            examples.advantage,
-            examples.weight,
-            self.clip,
+            v=velocity,
+            v_old=self.velocity_before(examples, velocity),
+            target=examples.target,
+            advantage=examples.advantage,
+            weight=examples.weight,
+            clip=self.clip,
         )
         distance = velocity_kl(velocity, examples.reference_velocity)
         return loss + self.kl * distance, {**metrics, "reference_kl": distance.detach()}

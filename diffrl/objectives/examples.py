@@ -41,7 +41,7 @@ class Examples(Protocol):
         ...
 
     def take(self, index: Tensor) -> Self:
-        """The units at `index` (B,) int64."""
+        """Return the units at `index` (B,) int64."""
         ...
 
 
@@ -79,7 +79,7 @@ class States:
         return self.latents, self.sigma, self.prompt
 
     def take(self, index: Tensor) -> Self:
-        """The units at `index`."""
+        """Return the units at `index`."""
         columns = {column.name: getattr(self, column.name) for column in fields(self)}
         return replace(self, **{name: column[index.to(column.device)] for name, column in columns.items()})
 
@@ -87,7 +87,7 @@ class States:
 def predict_active(
     velocity: Velocity, start: tuple[Tensor, Tensor, Tensor], active: Tensor, micro_batch: int
 ) -> Tensor:
-    """Velocities (M, ...) of the units that are active, zeros for the others.
+    """Return velocities (M, ...) of the units that are active, zeros for the others.
 
     Args:
         velocity: is asked in calls of at most `micro_batch`.
@@ -112,7 +112,7 @@ def add_reference_kl(
     reference: Velocity | None,
     weight: float,
 ) -> tuple[Tensor, Mapping[str, Tensor]]:
-    """A loss and weight * mean |v - v_ref|^2, with reference_kl among its metrics.
+    """Return a loss and weight * mean |v - v_ref|^2, with reference_kl among its metrics.
 
     Args:
         loss: (B,).

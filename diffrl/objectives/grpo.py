@@ -64,7 +64,7 @@ class GrpoSettings(KlGuidedSettings):
         return self
 
     def losses(self, context: RunContext) -> list[LossSettings]:
-        """One, of edges."""
+        """Return one, of edges."""
         grpo = GRPO(context.transition, self.clip, self.clip_high or self.clip, self.kl, self.kl_form)
         return [LossSettings(grpo, kl_guidance=self.kl_guidance)]
 
@@ -104,7 +104,7 @@ class EdgeExamples:
         return self.edges.latents, self.edges.sigma, self.edges.prompt
 
     def take(self, index: Tensor) -> EdgeExamples:
-        """The origins at `index` with their edges."""
+        """Return the origins at `index` with their edges."""
         from diffrl.rollout.observers import take_origins
 
         edges, rows = take_origins(self.edges, index)
@@ -199,11 +199,11 @@ class GRPO(Objective[EdgeExamples]):
         return ratio_errors(rollout.edges, policy, self.dynamics, micro_batch)
 
     def retake_densities(self, examples: EdgeExamples, calls: Sequence[Tensor], policy: Velocity) -> EdgeExamples:
-        """The steps with the densities that the policy gives them in these calls."""
+        """Return the steps with the densities that the policy gives them in these calls."""
         from diffrl.rollout.density import retaken
 
         return replace(examples, edges=retaken(examples.edges, calls, policy, self.dynamics))
 
     def on_policy(self, examples: EdgeExamples, first: bool) -> EdgeExamples:
-        """The steps; the first update's ratio is to the policy's own density."""
+        """Return the steps; the first update's ratio is to the policy's own density."""
         return replace(examples, on_policy=first)

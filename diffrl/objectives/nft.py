@@ -58,7 +58,7 @@ class NftSettings(KlGuidedSettings, SampleSettings):
         return self
 
     def losses(self, context: RunContext) -> list[LossSettings]:
-        """One of finished samples, and one of edges where they train too."""
+        """Return one of finished samples, and one of edges where they train too."""
         nft = NFT(**self.fields_of(context), beta=self.beta)
         losses = [LossSettings(nft, guidance=self.guidance, kl_guidance=self.kl_guidance)]
         if (edges := self.edges) is not None:
@@ -108,12 +108,14 @@ class NFT(SampleLoss[NoisedExamples]):
 
         velocity = policy(*examples.start)
         loss, metrics = nft_loss(
-            velocity,
-            self.velocity_before(examples, velocity),
-            examples.latents,
-            examples.clean,
-            examples.sigma,
-            examples.optimality,
-            self.beta,
+            v=velocity,
+            v_old=self.velocity_before(examples, velocity),
+            x=examples.latents,
+            x0=examples.clean,
+            sigma=examples.sigma,
+            r=examples.optimality,
+            beta=self.beta,
         )
-        return add_reference_kl(loss, metrics, velocity, examples, reference, self.kl)
+        return add_reference_kl(
+            loss=loss, metrics=metrics, velocity=velocity, examples=examples, reference=reference, weight=self.kl
+        )

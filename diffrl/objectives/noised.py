@@ -64,7 +64,7 @@ class SampleSettings(ObjectiveSettings):
     old_decay_max: DecayMax = 0.5
 
     def fields_of(self, context: RunContext) -> dict[str, Any]:
-        """What every `SampleLoss` is made of."""
+        """Return what every `SampleLoss` is made of."""
         return {
             "seed": context.seed,
             "kl": self.kl,
@@ -79,7 +79,7 @@ class SampleSettings(ObjectiveSettings):
         return self.old_decay_max > 0
 
     def old_decay(self, updates: int) -> float:
-        """Rise with the updates as in DiffusionNFT, arXiv 2509.16117."""
+        """Return rise with the updates as in DiffusionNFT, arXiv 2509.16117."""
         return min(self.old_decay_rate * updates, self.old_decay_max)
 
 
@@ -143,14 +143,14 @@ class SampleLoss(Objective[Some]):
 
     @abstractmethod
     def collect(self, units: Units) -> Some:
-        """The columns that the loss needs."""
+        """Return the columns that the loss needs."""
 
     def groups(self, examples: Any) -> Tensor | None:
-        """A prompt's samples at one place among their levels, where groups train whole."""
+        """Return a prompt's samples at one place among their levels, where groups train whole."""
         return examples.cell if self.whole_groups else None
 
     def velocity_before(self, examples: Any, velocity: Tensor) -> Tensor:
-        """The old policy's velocity, which is the policy's own where they are the same."""
+        """Return the old policy's velocity, which is the policy's own where they are the same."""
         before: Tensor = examples.old_velocity if self.needs_old_velocity else velocity.detach()
         return before
 
@@ -194,7 +194,7 @@ class Noised:
 
 
 def noised(rollout: Rollout, seed: int, levels: int, noise_range: float = 1.0, shared: bool = False) -> Noised:
-    """Every sample at its noise levels; the same for the same seed and rollout, however prompts lie on ranks.
+    """Return every sample at its noise levels; the same for the same seed and rollout, however prompts lie on ranks.
 
     Args:
         rollout: whose samples.
@@ -213,11 +213,19 @@ def noised(rollout: Rollout, seed: int, levels: int, noise_range: float = 1.0, s
     level = sigma.reshape(-1, *[1] * (clean.ndim - 1))
     latents = (1.0 - level) * clean + level * noise
     prompt = rollout.forest.sample_prompt[sample].to(device)
-    return Noised(sample, torch.arange(levels).repeat(len(rollout)), prompt, sigma, clean, noise, latents)
+    return Noised(
+        sample=sample,
+        level=torch.arange(levels).repeat(len(rollout)),
+        prompt=prompt,
+        sigma=sigma,
+        clean=clean,
+        noise=noise,
+        latents=latents,
+    )
 
 
 def _noise(rollout: Rollout, seed: int, levels: int, noise_range: float, shared: bool) -> tuple[Tensor, Tensor]:
-    """Noise levels (M,) and noise (M, ...)."""
+    """Return noise levels (M,) and noise (M, ...)."""
     import numpy as np
     import torch
 

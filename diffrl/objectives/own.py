@@ -47,7 +47,7 @@ class OwnObjectiveSettings(ObjectiveSettings):
         return self
 
     def _fault(self, made: Any) -> str | None:
-        """Why an object is no objective; None if it is one."""
+        """Return why an object is no objective; None if it is one."""
         if isinstance(made, type) or getattr(made, "trains", None) not in ("samples", "steps"):
             return (
                 "objective.kind must name a subclass of diffrl.SampleObjective, which trains finished samples, or of "
@@ -92,7 +92,7 @@ class OwnObjectiveSettings(ObjectiveSettings):
             ) from error
 
     def losses(self, context: RunContext) -> list[LossSettings]:
-        """One, made anew for a run and held against its contract."""
+        """Return one, made anew for a run and held against its contract."""
         from diffrl.objectives.checked import Checked
 
         made = resolve("objective.kind", OBJECTIVES, self.kind)(**self.options)
@@ -100,7 +100,7 @@ class OwnObjectiveSettings(ObjectiveSettings):
         return [LossSettings(Checked(made))]
 
     def planned(self, old_is_policy: bool = False) -> list[LossSettings]:
-        """The one that was made when the configuration was read."""
+        """Return the one that was made when the configuration was read."""
         from diffrl.objectives.checked import Checked
 
         return [LossSettings(Checked(self.made))]
@@ -146,7 +146,7 @@ class OwnObjective:
         raise NotImplementedError
 
     def loss(self, examples: Any, policy: Velocity, reference: Velocity | None) -> tuple[Tensor, Mapping[str, Tensor]]:
-        """The loss of each term: the one method that a subclass must define.
+        """Return the loss of each term: the one method that a subclass must define.
 
         Args:
             examples: a micro-batch; the network is asked for its velocities by `policy(*examples.start)`.
@@ -179,7 +179,7 @@ class SampleObjective(OwnObjective):
     def examples(
         self, rollout: Rollout, credit: Credit, grad_mask: Tensor, old: Velocity, micro_batch: int
     ) -> SampleExamples:
-        """Every sample at its noise levels."""
+        """Return every sample at its noise levels."""
         from diffrl.objectives.noised import noised
 
         units = noised(rollout, self.context.seed, self.levels, self.noise_range)
@@ -201,11 +201,11 @@ class StepObjective(OwnObjective):
     def examples(
         self, rollout: Rollout, credit: Credit, grad_mask: Tensor, old: Velocity, micro_batch: int
     ) -> EdgeExamples:
-        """All recorded steps but the pruned, as GRPO has them."""
+        """Return all recorded steps but the pruned, as GRPO has them."""
         return GRPO(self.context.steps, 0.0, 0.0).examples(rollout, credit, grad_mask, old, micro_batch)
 
     def log_prob(self, examples: EdgeExamples, velocity: Tensor) -> Tensor:
-        """Density of each step under a policy.
+        """Return density of each step under a policy.
 
         Args:
             examples: the steps.
@@ -221,5 +221,5 @@ class StepObjective(OwnObjective):
         return log_prob(edges.next_latents, *step_of_edges(edges, velocity, self.context.steps))
 
     def on_policy_errors(self, rollout: Rollout, policy: Velocity, micro_batch: int) -> Sequence[tuple[int, float]]:
-        """Largest |ratio - 1| of every recorded step, as for GRPO."""
+        """Return largest |ratio - 1| of every recorded step, as for GRPO."""
         return GRPO(self.context.steps, 0.0, 0.0).on_policy_errors(rollout, policy, micro_batch)

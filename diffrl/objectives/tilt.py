@@ -36,7 +36,7 @@ class TiltSettings(KlGuidedSettings):
     )
 
     def losses(self, context: RunContext) -> list[LossSettings]:
-        """One, of nodes."""
+        """Return one, of nodes."""
         return [LossSettings(Tilt(context.transition, self.kl), kl_guidance=self.kl_guidance)]
 
 
@@ -95,7 +95,15 @@ class Tilt(Objective[NodeExamples]):
             moves[below] = (tilt.direction != 0).flatten(1).any(dim=1)
         active = used if self.trains_uncredited else moves
         node = origin_nodes(edges, rollout.forest)[origins.cpu()]
-        return NodeExamples(latents, edges.sigma[origins], edges.prompt[origins], active, node, direction, centre)
+        return NodeExamples(
+            latents=latents,
+            sigma=edges.sigma[origins],
+            prompt=edges.prompt[origins],
+            active=active,
+            node=node,
+            direction=direction,
+            centre=centre,
+        )
 
     def loss(
         self, examples: NodeExamples, policy: Velocity, reference: Velocity | None
@@ -105,10 +113,12 @@ class Tilt(Objective[NodeExamples]):
 
         velocity = policy(*examples.start)
         loss, metrics = tilt_loss(velocity, examples.latents, examples.sigma, examples.direction, examples.centre)
-        return add_reference_kl(loss, metrics, velocity, examples, reference, self.kl)
+        return add_reference_kl(
+            loss=loss, metrics=metrics, velocity=velocity, examples=examples, reference=reference, weight=self.kl
+        )
 
     def on_policy_errors(self, rollout: Rollout, policy: Velocity, micro_batch: int) -> Sequence[tuple[int, float]]:
-        """|ratio - 1| of the steps that leave the splits.
+        """Return |ratio - 1| of the steps that leave the splits.
 
         The loss has no ratio. But its directions belong to the latents and velocities of the rollout, and where the
         update sees others, the densities of the steps that leave the nodes are others too.
@@ -122,7 +132,7 @@ class Tilt(Objective[NodeExamples]):
 
 
 def split_origins(rollout: Rollout) -> Tensor:
-    """Rows (U,) int64 of the rollout's recorded origins whose step splits."""
+    """Return rows (U,) int64 of the rollout's recorded origins whose step splits."""
     import torch
 
     splits = [step for step, children in rollout.forest.branching.items() if children > 1]
@@ -131,7 +141,7 @@ def split_origins(rollout: Rollout) -> Tensor:
 
 
 def origin_nodes(edges: Edges, forest: Forest) -> Tensor:
-    """Rows (O,) int64 of the forest, on the CPU: the node that the path to each recorded origin comes from."""
+    """Return rows (O,) int64 of the forest, on the CPU: the node that the path to each recorded origin comes from."""
     import torch
 
     node = torch.zeros(len(edges.step), dtype=torch.int64)

@@ -84,7 +84,7 @@ def build(source: nn.Module, backend: Backend, exclude: Sequence[str], device: t
 
 
 def plain_linear(weight: Tensor, bias: Tensor | None, device: torch.device) -> nn.Linear:
-    """A linear layer around a weight (N, K), without a copy where the device is the same."""
+    """Return a linear layer around a weight (N, K), without a copy where the device is the same."""
     layer = nn.Linear(weight.shape[1], weight.shape[0], bias is not None, device="meta")
     layer.weight = nn.Parameter(weight.detach().to(device), requires_grad=False)
     if bias is not None:
@@ -151,7 +151,7 @@ class Pointwise(nn.Module):
         self.linear = linear
 
     def forward(self, x: Tensor) -> Tensor:
-        """Channels last, through the linear layer, and back."""
+        """Return channels last, through the linear layer, and back."""
         y: Tensor = self.linear(row_major(x.movedim(1, -1)))
         return y.movedim(-1, 1).contiguous()
 

@@ -35,7 +35,7 @@ WeightOf = Callable[[str], tuple[Tensor, Tensor | None]]
 
 
 def misplaced(built: Built, report: PrecisionReport, backend: Backend) -> list[str]:
-    """Layers that are in the network otherwise than the report says."""
+    """Return layers that are in the network otherwise than the report says."""
     modules = dict(built.network.named_modules())
     wrong = [name for name, layer in built.quantised.items() if _at(modules, name) is not layer]
     wrong += [name for name in report.quantised if name not in built.quantised]
@@ -47,14 +47,14 @@ def misplaced(built: Built, report: PrecisionReport, backend: Backend) -> list[s
 
 
 def foreign(layers: Mapping[str, nn.Module], backend: Backend) -> list[str]:
-    """Layers that hold something other than their backend makes."""
+    """Return layers that hold something other than their backend makes."""
     return [f"{name}: {wrong}" for name, layer in layers.items() if (wrong := backend.inspect(layer))]
 
 
 def wrong_numbers(
     layers: Mapping[str, nn.Module], weight_of: WeightOf, backend: Backend, device: torch.device
 ) -> list[str]:
-    """Layers whose product or weight is not that of what was pushed; each is run once."""
+    """Return layers whose product or weight is not that of what was pushed; each is run once."""
     problems = []
     for name, layer in layers.items():
         weight, bias = weight_of(name)
@@ -77,7 +77,7 @@ def stale_weight(name: str, layer: Any, weight: Tensor, bias: Tensor | None, bac
 
 
 def wrong_products(layers: Mapping[str, nn.Module], seen: Observation, backend: Backend) -> list[str]:
-    """Layers that multiplied something other than planned."""
+    """Return layers that multiplied something other than planned."""
     if not backend.dispatched:
         return []
     expected, found = expected_product(backend), product_names(layers, seen)
@@ -85,18 +85,18 @@ def wrong_products(layers: Mapping[str, nn.Module], seen: Observation, backend: 
 
 
 def _at(modules: Mapping[str, nn.Module], name: str) -> nn.Module | None:
-    """The layer in a place, a pointwise convolution's included."""
+    """Return the layer in a place, a pointwise convolution's included."""
     found = modules.get(name)
     return found.linear if isinstance(found, Pointwise) else found
 
 
 def product_names(layers: Iterable[str], seen: Observation) -> dict[str, str]:
-    """An observation's products, for each layer: int8, bfloat16, ...; several joined by " x ", or "nothing"."""
+    """Return an observation's products, for each layer: int8, bfloat16, ...; several joined by " x ", or "nothing"."""
     return {name: " x ".join(sorted(seen.products.get(name) or {NOT_MULTIPLIED})) for name in layers}
 
 
 def expected_product(backend: Backend) -> str:
-    """What `product_names` says of a layer that multiplies as its backend promises."""
+    """Return what `product_names` says of a layer that multiplies as its backend promises."""
     names = {dtype_name(backend.compute_dtype)}
     if backend.scale_dtype is not None:
         names.add(f"{dtype_name(backend.scale_dtype)} scales")
@@ -143,7 +143,7 @@ def shape_problems(
 
 
 def numerical_problem(x: Tensor, y: Tensor, weight: Tensor, bias: Tensor | None, backend: Backend) -> str | None:
-    """What is wrong with a layer's output, or None.
+    """Return what is wrong with a layer's output, or None.
 
     It must be finite, near the unquantised layer's but not equal to it, and nearer to the emulation's. Where the bias
     outweighs the product, rounding their sum counts too.
@@ -182,7 +182,7 @@ def _distance(y: Tensor, exact: Tensor) -> float:
 
 
 def pointers(module: nn.Module) -> dict[str, int]:
-    """Addresses of all storages of parameters and buffers; those inside tensor subclasses one by one."""
+    """Return addresses of all storages of parameters and buffers; those inside tensor subclasses one by one."""
     found: dict[str, int] = {}
     for name, tensor in [*module.named_parameters(), *module.named_buffers()]:
         _note(name, tensor.detach(), found)
@@ -196,13 +196,13 @@ def moved(before: dict[str, int], after: dict[str, int]) -> list[str]:
 
 
 def sampled(names: list[str], push: int) -> set[str]:
-    """The layers to look at after the push of this number: each has its turn."""
+    """Return the layers to look at after the push of this number: each has its turn."""
     return {names[(push * SAMPLED + i) % len(names)] for i in range(min(SAMPLED, len(names)))}
 
 
 @torch.no_grad()
 def weight_problem(held: Tensor, fresh: Tensor) -> str | None:
-    """What is wrong with a layer's weight after a push, or None.
+    """Return what is wrong with a layer's weight after a push, or None.
 
     Args:
         held: (N, K) float32, what its codes and scales stand for.

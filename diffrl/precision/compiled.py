@@ -92,7 +92,7 @@ class CompiledBlocks:
         return output
 
     def _compiled(self) -> Callable[..., Any]:
-        """A function that calls a block; its code is its own, as graphs are counted by it."""
+        """Return a function that calls a block; its code is its own, as graphs are counted by it."""
 
         def run(block: Any, *args: Any, **kwargs: Any) -> Any:
             return block._call_impl(*args, **kwargs)
@@ -125,7 +125,7 @@ def compiled_blocks(network: nn.Module) -> CompiledBlocks | None:
 
 
 def _problems() -> dict[str, int]:
-    """Why Dynamo left something uncompiled so far, in this process."""
+    """Return why Dynamo left something uncompiled so far, in this process."""
     from torch._dynamo.utils import counters
 
     return {**counters["graph_break"], **counters["unimplemented"]}

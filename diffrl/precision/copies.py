@@ -61,7 +61,7 @@ class LowPrecisionNetwork(nn.Module):
 
     @torch.no_grad()
     def forward(self, *args: Any, **kwargs: Any) -> Any:
-        """The inner network's output, in its own dtype."""
+        """Return the inner network's output, in its own dtype."""
         inputs = [self._cast(value) for value in args]
         named = {name: value if name in FLOAT32_INPUTS else self._cast(value) for name, value in kwargs.items()}
         device = next(self.inner.parameters()).device

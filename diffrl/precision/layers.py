@@ -6,7 +6,7 @@ from fnmatch import fnmatchcase
 
 
 def matches(pattern: str, name: str) -> bool:
-    """Whether a pattern names a module or one that it lies in.
+    """Return whether a pattern names a module or one that it lies in.
 
     A pattern is one or more parts with dots between them; it fits a name that has these parts in a row, each whole.
     `norm_out` fits `norm_out.linear`, not `norm_output`; `attn.to_*` fits `blocks.0.attn.to_q`. After `^` the parts

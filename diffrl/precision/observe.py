@@ -142,7 +142,7 @@ def watching(layers: Mapping[str, nn.Module]) -> Iterator[Observation]:
 
 
 def flops_coverage(layers: Mapping[str, nn.Module], forward: Callable[[], object]) -> Observation:
-    """Floating-point operations of a forward, by what does them; see `Observation.flops`.
+    """Return floating-point operations of a forward, by what does them; see `Observation.flops`.
 
     A layer counts 2 M K N with the M rows that it sees: one a sample for modulation, one a token elsewhere.
 
@@ -156,7 +156,7 @@ def flops_coverage(layers: Mapping[str, nn.Module], forward: Callable[[], object
 
 
 def attention_flops(query: Tensor, key: Tensor, value: Tensor) -> int:
-    """Operations of softmax(Q K^T) V, two a multiplication, the softmax left out as in torch's own counts.
+    """Return operations of softmax(Q K^T) V, two a multiplication, the softmax left out as in torch's own counts.
 
     Args:
         query: (..., S, E).
@@ -167,7 +167,7 @@ def attention_flops(query: Tensor, key: Tensor, value: Tensor) -> int:
 
 
 def uncounted_note(seen: Observation) -> str | None:
-    """What a user of the counts should know; None where nothing is missing."""
+    """Return what a user of the counts should know; None where nothing is missing."""
     if not seen.uncounted:
         return None
     return f"Operations of {', '.join(sorted(seen.uncounted))} are missing from the FLOPs: nobody here can count them."
@@ -196,6 +196,6 @@ def _dtype(operand: Tensor, product: str) -> str:
 
 
 def _scale_dtypes(scales: Sequence[Any]) -> set[str]:
-    """Other than float32."""
+    """Return other than float32."""
     flat = [one for scale in scales for one in (scale if isinstance(scale, list | tuple) else [scale])]
     return {dtype_name(one.dtype) for one in flat if isinstance(one, Tensor) and one.dtype != torch.float32}

@@ -66,7 +66,7 @@ class PrecisionReport:
 
 
 def kernel_names(forward: Callable[[], object], device: torch.device) -> tuple[str, ...]:
-    """Names of the kernels that a forward starts on a GPU, those with the most time first; empty elsewhere."""
+    """Return names of the kernels that a forward starts on a GPU, those with the most time first; empty elsewhere."""
     if device.type != "cuda":
         return ()
     from torch.profiler import ProfilerActivity, profile
@@ -81,7 +81,7 @@ def kernel_names(forward: Callable[[], object], device: torch.device) -> tuple[s
 def speed_up(
     layers: Mapping[str, nn.Module], shapes: Mapping[str, Iterable[Shape]], dtype: torch.dtype, device: torch.device
 ) -> float | None:
-    """How many times faster the layers are than bfloat16 ones of their size, all together.
+    """Return how many times faster the layers are than bfloat16 ones of their size, all together.
 
     Args:
         layers: by name.
@@ -106,7 +106,7 @@ def speed_up(
 
 
 def slow_note(precision: str, ratio: float | None, compiled: bool) -> str | None:
-    """What to say of a copy that is no faster than bfloat16."""
+    """Return what to say of a copy that is no faster than bfloat16."""
     if ratio is None or ratio > 1:
         return None
     if compiled:  # which fuses the rounding into its neighbours: layers on their own say little
@@ -119,7 +119,7 @@ def slow_note(precision: str, ratio: float | None, compiled: bool) -> str | None
 
 @torch.no_grad()
 def _seconds(run: Callable[[], object], device: torch.device) -> float:
-    """The shortest of a few runs, after one that does not count."""
+    """Return the shortest of a few runs, after one that does not count."""
     run()
     times = []
     for _ in range(REPEATS):

@@ -25,7 +25,7 @@ _HOOKS = (
 
 
 def plain_copy(source: nn.Module, dtype: torch.dtype, device: torch.device, hollow: Collection[str] = ()) -> nn.Module:
-    """A frozen copy in eval mode, without LoRA and without hooks; its weights are the base model's.
+    """Return a frozen copy in eval mode, without LoRA and without hooks; its weights are the base model's.
 
     No more than the copy itself is allocated: each tensor is converted on its own way over.
 
@@ -58,7 +58,7 @@ def plain_copy(source: nn.Module, dtype: torch.dtype, device: torch.device, holl
 
 @torch.no_grad()
 def merged_copy(source: nn.Module, dtype: torch.dtype, device: torch.device) -> nn.Module:
-    """`plain_copy` with the active LoRA updates added to the weights.
+    """Return `plain_copy` with the active LoRA updates added to the weights.
 
     Raises:
         PrecisionError: a LoRA that cannot be merged.
@@ -71,7 +71,7 @@ def merged_copy(source: nn.Module, dtype: torch.dtype, device: torch.device) -> 
 
 
 def plain_tensors(source: nn.Module) -> Mapping[str, Tensor]:
-    """Parameters and buffers by the name that they have without LoRA, the update not merged.
+    """Return parameters and buffers by the name that they have without LoRA, the update not merged.
 
     Of a network that is sharded over ranks each is gathered when it is looked up.
     """
@@ -81,7 +81,7 @@ def plain_tensors(source: nn.Module) -> Mapping[str, Tensor]:
 
 
 def merged(name: str, tensor: Tensor, layers: Mapping[str, Any]) -> Tensor:
-    """A plain tensor with its layer's active LoRA update added, in float32; any other tensor as it is.
+    """Return a plain tensor with its layer's active LoRA update added, in float32; any other tensor as it is.
 
     Args:
         name: of the tensor, from `plain_tensors`.
@@ -109,7 +109,7 @@ def merged(name: str, tensor: Tensor, layers: Mapping[str, Any]) -> Tensor:
 
 
 def lora_layers(source: nn.Module) -> dict[str, Any]:
-    """The layers that peft put around others, by name."""
+    """Return the layers that peft put around others, by name."""
     from peft.tuners.lora import LoraLayer
 
     return {name: module for name, module in source.named_modules() if isinstance(module, LoraLayer)}
@@ -120,7 +120,7 @@ def _is_lora(name: str) -> bool:
 
 
 def _moved(tensor: Tensor, dtype: torch.dtype, device: torch.device) -> Tensor:
-    """A copy that shares no storage with `tensor`; on the meta device its shape alone."""
+    """Return a copy that shares no storage with `tensor`; on the meta device its shape alone."""
     if device.type == "meta":
         return torch.empty(tensor.shape, dtype=dtype if tensor.is_floating_point() else tensor.dtype, device=device)
     return tensor.to(device, dtype if tensor.is_floating_point() else tensor.dtype, copy=True)

@@ -59,7 +59,7 @@ def offline() -> bool:
 
 
 def downloads(config: Config) -> list[Download]:
-    """All that is not here: prompts, weights of rewards, the pipeline."""
+    """Return all that is not here: prompts, weights of rewards, the pipeline."""
     missing: dict[tuple[str, Kind], dict[str, None]] = {}
     for name, kind, use in _needed(config):
         if not is_cached(name, kind):
@@ -81,7 +81,7 @@ def describe_downloads(missing: Sequence[Download]) -> list[str]:
 
 
 def is_cached(name: str, kind: Kind) -> bool:
-    """Whether some version of a repository lies in the hub's cache."""
+    """Return whether some version of a repository lies in the hub's cache."""
     from huggingface_hub.constants import HF_HUB_CACHE
     from huggingface_hub.file_download import repo_folder_name
 
@@ -90,7 +90,7 @@ def is_cached(name: str, kind: Kind) -> bool:
 
 
 def is_away(source: str) -> bool:
-    """Whether prompts would have to be fetched first, or the package that reads them is not here."""
+    """Return whether prompts would have to be fetched first, or the package that reads them is not here."""
     name = _dataset(source)
     return name is not None and (find_spec("datasets") is None or not (offline() or is_cached(name, "dataset")))
 
@@ -106,15 +106,15 @@ def require_reader(source: str) -> None:
 
 
 def weights_away(reward: RewardSettings) -> bool:
-    """Whether a reward would have to fetch its weights first."""
+    """Return whether a reward would have to fetch its weights first."""
     return not offline() and not all(is_cached(name, "model") for name in _weights(reward))
 
 
 def _needed(config: Config) -> Iterator[tuple[str, Kind, str]]:
-    """Repositories, what they are, and the place that needs them."""
-    for place, source in (("prompts.train", config.prompts.train), ("prompts.eval", config.prompts.held_out)):
+    """Yield repositories, what they are, and the place that needs them."""
+    for key, source in (("prompts.train", config.prompts.train), ("prompts.eval", config.prompts.held_out)):
         if (name := _dataset(source)) is not None:
-            yield name, "dataset", place
+            yield name, "dataset", key
     for where, rewards in (("rewards", config.rewards), ("eval.rewards", config.eval.rewards)):
         for reward in rewards:
             for name in _weights(reward):
@@ -125,7 +125,7 @@ def _needed(config: Config) -> Iterator[tuple[str, Kind, str]]:
 
 
 def _dataset(source: str) -> str | None:
-    """The dataset on the hub that prompts come from; None if they come from elsewhere, or it is a folder."""
+    """Return the dataset on the hub that prompts come from; None if they come from elsewhere, or it is a folder."""
     name = column_of(part_of(source)[0])[0].removeprefix("hub:").partition(":")[0]
     return name if source.startswith("hub:") and not Path(name).exists() else None
 

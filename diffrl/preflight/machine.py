@@ -170,7 +170,7 @@ def asked_trackers(config: Config) -> list[str]:
 
 
 def _describe_target(config: Config, target: TargetMachine) -> str:
-    """What of a run's arithmetic is known of another machine.
+    """Return what of a run's arithmetic is known of another machine.
 
     Raises:
         NotHereError: it has no units for it, or the configuration asks for a CPU.

@@ -165,11 +165,11 @@ def open_model(opening: Opening) -> None:
 def judged_by_model(config: Config) -> bool:
     """Return whether something is set that the pipeline itself may refuse; one of diffrl's own refuses nothing."""
     m, r = config.model, config.rollout
-    own = ":" in config.objective.kind or (r.dynamics is not None and ":" in r.dynamics.kind)
+    own_code = ":" in config.objective.kind or (r.dynamics is not None and ":" in r.dynamics.kind)
     has_options = any(value is not None for value in m.options.values())
     folder = pipeline_folder(m.path)
     others = folder.is_dir() and not comes_with_diffrl(folder)
-    return own or has_options or others or r.latents_dtype != "float32"
+    return own_code or has_options or others or r.latents_dtype != "float32"
 
 
 def whereabouts(path: str) -> str:

@@ -108,13 +108,13 @@ def _require_sources(config: Config, prompts: Sequence[Prompt], key: str) -> Non
 
 
 def _images(prompts: Sequence[Prompt], key: str) -> str:
-    """How many of the images to edit were opened, as training will."""
+    """Return how many of the images to edit were opened, as training will."""
     read = read_sources(prompts, key)
     return f", with images: {read}" if read else ""
 
 
 def _encoders(config: Config, folder: Path) -> list[TextReader]:
-    """The text encoders of a pipeline that is here."""
+    """Return the text encoders of a pipeline that is here."""
     m = config.model
     longest = m.max_sequence_length or shipped_settings(folder).get("max_sequence_length")
     tokenizers = tokenizers_of(m.facts.text_encoders, folder)
@@ -122,7 +122,7 @@ def _encoders(config: Config, folder: Path) -> list[TextReader]:
 
 
 def _pipeline_here(path: str) -> Path | None:
-    """The folder of a pipeline, also in the hub's cache."""
+    """Return the folder of a pipeline, also in the hub's cache."""
     from huggingface_hub import try_to_load_from_cache
     from huggingface_hub.utils import HFValidationError
 

@@ -5,7 +5,7 @@ What does not answer, or breaks, is better known before the first iteration.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import cast
 
 import torch
@@ -41,14 +41,10 @@ def dry_rewards(preview: Preview) -> str:
         _scorers(preview, settings, key)
         for settings, key in ((config.rewards, "rewards"), (config.eval.rewards, "eval.rewards"))
     )
-    scorers, eval_scorers = [*loaded, *classes], [*loaded_eval, *classes_eval]
-    require_media(config.model.facts, [*scorers, *eval_scorers])
-    if not is_away(config.prompts.train):
-        require_metadata(scorers, preview.prompts[TRAIN], TRAIN)
-    if not is_away(config.prompts.held_out):
-        require_metadata(eval_scorers, preview.prompts[EVAL], EVAL)
-        require_pairs(eval_scorers, config.eval.samples, len(preview.prompts[EVAL]))
-    report = look_at_prompts(preview, {TRAIN: scorers, EVAL: eval_scorers})
+    scorers = {TRAIN: [*loaded, *classes], EVAL: [*loaded_eval, *classes_eval]}
+    require_media(config.model.facts, [*scorers[TRAIN], *scorers[EVAL]])
+    _require_prompts(config, scorers, preview.prompts)
+    report = look_at_prompts(preview, scorers)
     if not preview.resumes:
         report.require()
     names = f"{_names(config.rewards)}; held out: {_names(config.eval.rewards)}"
@@ -90,11 +86,9 @@ def open_rewards(opening: Opening) -> None:
         make_scorers(settings, key, device, fps, lanes, copies)
         for settings, key in ((config.rewards, "rewards"), (config.eval.rewards, "eval.rewards"))
     )
-    require_media(config.model.facts, [*scorers, *eval_scorers])
-    require_metadata(scorers, prompts[TRAIN], TRAIN)
-    require_metadata(eval_scorers, prompts[EVAL], EVAL)
-    require_pairs(eval_scorers, config.eval.samples, len(prompts[EVAL]))
     opening.scorers = {TRAIN: scorers, EVAL: eval_scorers}
+    require_media(config.model.facts, [*scorers, *eval_scorers])
+    _require_prompts(config, opening.scorers, prompts)
     opening.report = report_prompts(config.prompts, prompts, opening.scorers)
     if not opening.preview.resumes:
         opening.report.require()
@@ -139,6 +133,16 @@ def missing_package(reward: RewardSettings) -> str | None:
     return entry.install if entry.spec is not None else None
 
 
+def _require_prompts(
+    config: Config, scorers: Mapping[str, Sequence[WeightedScorer]], prompts: Mapping[str, Sequence[Prompt]]
+) -> None:
+    """Refuse prompts that rewards cannot work with; only those that are here are looked at."""
+    for key, listed in prompts.items():
+        require_metadata(scorers[key], listed, key)
+    if EVAL in prompts:
+        require_pairs(scorers[EVAL], config.eval.samples, len(prompts[EVAL]))
+
+
 def _scorers(
     preview: Preview, settings: Sequence[RewardSettings], key: str
 ) -> tuple[list[WeightedScorer], list[WeightedScorer]]:
@@ -170,7 +174,7 @@ def _names(rewards: Sequence[RewardSettings]) -> str:
 
 
 def _lacks(reward: RewardSettings) -> str:
-    """What of a reward is not here, to go on after its name."""
+    """Return what of a reward is not here, to go on after its name."""
     if missing_package(reward):
         return " (its package is not here)"
     return " (weights not here yet)" if weights_away(reward) else ""

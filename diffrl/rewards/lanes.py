@@ -70,11 +70,11 @@ class Pending(Generic[T]):
         self.done.set()
 
     def left(self) -> float:
-        """Seconds that it may still take; time in a queue does not count."""
+        """Return seconds that it may still take; time in a queue does not count."""
         return math.inf if self.limit is None else self._begun + self.limit - time.monotonic()
 
     def value(self) -> T:
-        """What the work returned.
+        """Return what the work returned.
 
         Raises:
             BaseException: whatever it raised.

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import torch
 from torch import Tensor
@@ -50,7 +50,7 @@ class WeightedScorer:
     timeout: float | None = None
 
     def share(self, raw: Tensor) -> Tensor:
-        """What raw scores add to the total."""
+        """Return what raw scores add to the total."""
         return scaled_reward(raw, self.shift, self.scale, self.weight)
 
 
@@ -81,7 +81,7 @@ class Scoring:
 
     def __init__(self, scorers: Sequence[WeightedScorer], prompts: Sequence[Prompt], groups: Sequence[int] = ()):
         if not groups and any(prompt.source is not None for prompt in prompts):  # where words alone are not the prompt
-            places = {key: place for place, key in enumerate(dict.fromkeys(prompt.key for prompt in prompts))}
+            places = {key: number for number, key in enumerate(dict.fromkeys(prompt.key for prompt in prompts))}
             groups = [places[prompt.key] for prompt in prompts]
         self._prompts, self._groups, self._seen = prompts, groups, 0
         self._pictures: dict[int, Tensor] = {}  # first row -> images that some scorer still waits for
@@ -102,12 +102,12 @@ class Scoring:
         self._pictures = {row: part for row, part in self._pictures.items() if row + len(part) > needed}
 
     def _media(self, rows: Sequence[int]) -> Tensor:
-        """Images of these rows; a view where they came together, so that several scorers share them."""
+        """Return images of these rows; a view where they came together, so that several scorers share them."""
         for first, part in self._pictures.items():
             if first <= rows[0] and rows[-1] < first + len(part) and list(rows) == list(range(rows[0], rows[-1] + 1)):
                 return part[rows[0] - first : rows[-1] + 1 - first]
-        place = {first + i: part[i] for first, part in self._pictures.items() for i in range(len(part))}
-        return torch.stack([place[row] for row in rows])
+        image_of = {first + i: part[i] for first, part in self._pictures.items() for i in range(len(part))}
+        return torch.stack([image_of[row] for row in rows])
 
     def _sources(self, rows: Sequence[int]) -> dict[int, Tensor | str]:
         """The images that these samples are edits of, by row, each read once a batch; of one that is gone, why."""
@@ -140,8 +140,8 @@ class Scoring:
             output = ask(weighted.scorer, batch, weighted.name) if able else None
             if output is not None and not failed:
                 return output
-            places = [place for place, row in enumerate(rows) if row not in failed]
-            whys = {place: failed[row] for place, row in enumerate(rows) if row in failed}
+            places = [at for at, row in enumerate(rows) if row not in failed]
+            whys = {at: failed[row] for at, row in enumerate(rows) if row in failed}
             return output_of_pieces([] if output is None else [(places, output)], len(rows), whys)
 
         lane = weighted.lane
@@ -171,19 +171,18 @@ class Scoring:
             for pending, piece in zip(stream.pending, stream.pieces, strict=True):
                 outputs.append(_wait(weighted, pending))
                 pulse.advance(pulse.SCORED, len(piece))
-            rows = [row for piece in stream.pieces for row in piece]
-            values, good, messages, components = _joined(outputs, rows)
-            if any(said := _noted(outputs, rows)):
-                notes[weighted.name] = said
-            raw[weighted.name] = values
-            parts.update({f"{weighted.name}/{part}": tensor for part, tensor in components.items()})
+            joined = _joined(outputs, stream.pieces)
+            if joined.notes:
+                notes[weighted.name] = list(joined.notes)
+            raw[weighted.name] = joined.raw
+            parts.update({f"{weighted.name}/{part}": tensor for part, tensor in joined.parts.items()})
             if weighted.weight == 0:  # only watched: samples that it fails on are no worse for it
                 continue
-            total = total + weighted.share(values)
-            ok &= good
+            total = total + weighted.share(joined.raw)
+            ok &= joined.ok
             errors = [
                 old if old else (f"{weighted.name}: {new}" if new else None)
-                for old, new in zip(errors, messages, strict=True)
+                for old, new in zip(errors, joined.errors, strict=True)
             ]
         sound = total.abs() <= LARGEST
         for row in torch.nonzero(ok & ~sound).flatten().tolist():
@@ -225,31 +224,13 @@ def _wait(weighted: WeightedScorer, pending: Pending[RewardOutput]) -> RewardOut
         ) from None
 
 
-def _joined(
-    outputs: Sequence[RewardOutput], rows: Sequence[int]
-) -> tuple[Tensor, Tensor, list[str | None], dict[str, Tensor]]:
-    """A scorer's batches, in the order of the samples; a value that is not finite, or too large, is a failure."""
-    place = torch.tensor(rows).argsort()
-    raw = torch.cat([output.raw.float() for output in outputs])[place]
-    reported = torch.cat([output.ok for output in outputs])[place]
-    sound = raw.abs() <= LARGEST  # False for NaN
-    messages = [message for output in outputs for message in output.errors]
+def _joined(outputs: Sequence[RewardOutput], pieces: Sequence[Sequence[int]]) -> RewardOutput:
+    """Join a scorer's batches in the order of the samples; a value that is not finite, or too large, is a failure."""
+    joined = output_of_pieces(zip(pieces, outputs, strict=True), sum(map(len, pieces)), {})
+    sound = joined.raw.abs() <= LARGEST  # False for NaN
     errors = [
-        messages[i] if messages[i] or (sound[row] and reported[row]) else f"returned {raw[row].item():g}"
-        for row, i in enumerate(place.tolist())
+        error or (None if good else f"returned {value:g}")
+        for error, good, value in zip(joined.errors, sound.tolist(), joined.raw.tolist(), strict=True)
     ]
-    names = list(dict.fromkeys(name for output in outputs for name in output.parts))
-    parts = {name: torch.cat([_part(output, name) for output in outputs])[place] for name in names}
-    good = reported & sound
-    return raw.masked_fill(~good, torch.nan), good, errors, parts
-
-
-def _noted(outputs: Sequence[RewardOutput], rows: Sequence[int]) -> list[str | None]:
-    """What a scorer's batches say of the samples, in their order."""
-    said = [output.note(row) for output in outputs for row in range(len(output.raw))]
-    return [note for _, note in sorted(zip(rows, said, strict=True), key=lambda pair: pair[0])]
-
-
-def _part(output: RewardOutput, name: str) -> Tensor:
-    """A part's values, NaN where a whole batch lacks it (a server that answered nothing)."""
-    return output.parts[name].float() if name in output.parts else torch.full((len(output.raw),), torch.nan)
+    good = joined.ok & sound
+    return replace(joined, raw=joined.raw.masked_fill(~good, torch.nan), ok=good, errors=errors)

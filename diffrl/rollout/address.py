@@ -31,7 +31,7 @@ class Address(NamedTuple):
     path: tuple[int, ...] = ()
 
     def child(self, index: int) -> Address:
-        """The address one step further along the tree, in its child `index`."""
+        """Return the address one step further along the tree, in its child `index`."""
         return self._replace(path=(*self.path, index))
 
 

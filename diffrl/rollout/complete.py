@@ -16,7 +16,7 @@ from diffrl.rollout.noise import noise_at
 
 
 def inner_nodes(forest: Forest) -> Tensor:
-    """Nodes (M,) int64, ascending, that noise still lies ahead of; of all others the end is known."""
+    """Return nodes (M,) int64, ascending, that noise still lies ahead of; of all others the end is known."""
     inner = torch.zeros(len(forest.parent), dtype=torch.bool)
     inner[forest.parent[forest.parent >= 0]] = True
     return torch.nonzero(inner).flatten()
@@ -59,12 +59,23 @@ def complete(
         old = int((start < i).sum())
         sigma, sigma_next = sigmas[i].expand(alive), sigmas[i + 1].expand(alive)
         v = batched_velocity(
-            adapter, x[:alive], sigma, conditioning, rows[:alive], sampler.guidance_scale, sampler.micro_batch
+            adapter=adapter,
+            latents=x[:alive],
+            sigma=sigma,
+            conditioning=conditioning,
+            rows=rows[:alive],
+            guidance_scale=sampler.guidance_scale,
+            micro_batch=sampler.micro_batch,
         )
         moved = ode_step(x[:alive], v, sigma, sigma_next).mean
         if sampler.solver == "ab2" and old:
             moved[:old] = ab2_step(
-                x[:old], v[:old], v_before[:old], sigma[:old], sigma_next[:old], sigmas[i - 1].expand(old)
+                x=x[:old],
+                v=v[:old],
+                v_prev=v_before[:old],
+                sigma=sigma[:old],
+                sigma_next=sigma_next[:old],
+                sigma_prev=sigmas[i - 1].expand(old),
             ).mean
         x[:alive], v_before[:alive] = moved.to(x.dtype), v
     return x

@@ -37,7 +37,7 @@ def batched_velocity(
     guidance_scale: float,
     micro_batch: int,
 ) -> Tensor:
-    """Velocities (B, ...) of latents (B, ...), at most `micro_batch` samples a network call.
+    """Return velocities (B, ...) of latents (B, ...), at most `micro_batch` samples a network call.
 
     Args:
         adapter: the model.
@@ -104,7 +104,7 @@ class Sampler:
         return tuple(range(len(self.sigmas)) if self.levels is None else self.levels)
 
     def rounded(self, latents: Tensor) -> Tensor:
-        """Latents (B, ...) as they can be stored, in the dtype that they have."""
+        """Return latents (B, ...) as they can be stored, in the dtype that they have."""
         return latents.to(self.latents_dtype).to(latents.dtype)
 
 
@@ -210,7 +210,16 @@ def denoise(
     x = adapter.init_latents(lambda shape: noise_at(roots, shape))
     grid, sigmas = sampler.grid, sampler.sigmas.to(x.device)
     stages = _stages(forest, len(roots), x.device)
-    noises = prefetch(_draws(forest, stages, roots, grid, tuple(x.shape[1:]), sampler.correlation))
+    noises = prefetch(
+        _draws(
+            forest=forest,
+            stages=stages,
+            roots=roots,
+            grid=grid,
+            shape=tuple(x.shape[1:]),
+            correlation=sampler.correlation,
+        )
+    )
     following = iter(stages)
     stage = next(following)
     previous: tuple[Tensor, Tensor] | None = None  # velocity and sigma of a deterministic step just before
@@ -218,11 +227,37 @@ def denoise(
         if i in forest.branching:
             x = sampler.rounded(x)
         sigma, sigma_next = sigmas[i].expand(len(x)), sigmas[i_next].expand(len(x))
-        v = batched_velocity(adapter, x, sigma, conditioning, stage.rows, sampler.guidance_scale, sampler.micro_batch)
+        v = batched_velocity(
+            adapter=adapter,
+            latents=x,
+            sigma=sigma,
+            conditioning=conditioning,
+            rows=stage.rows,
+            guidance_scale=sampler.guidance_scale,
+            micro_batch=sampler.micro_batch,
+        )
         branch: Branch | None = None
         if i in forest.branching:
-            branch = _branch(stage, next(noises).to(x.device), x, v, sigma, sigma_next, sampler)
-        level = Level(i, sigmas[i], sigmas[i_next], stage.nodes, stage.prompt, x, v, previous is None, branch)
+            branch = _branch(
+                stage=stage,
+                noise=next(noises).to(x.device),
+                x=x,
+                velocity=v,
+                sigma=sigma,
+                sigma_next=sigma_next,
+                sampler=sampler,
+            )
+        level = Level(
+            step=i,
+            sigma=sigmas[i],
+            sigma_next=sigmas[i_next],
+            nodes=stage.nodes,
+            prompt=stage.prompt,
+            latents=x,
+            velocity=v,
+            first=previous is None,
+            branch=branch,
+        )
         for observer in observe:
             observer(level)
         if branch is not None:
@@ -230,16 +265,25 @@ def denoise(
             continue
         step = ode_step(x, v, sigma, sigma_next)
         if sampler.solver == "ab2" and previous is not None:
-            step = ab2_step(x, v, previous[0], sigma, sigma_next, previous[1])
+            step = ab2_step(x=x, v=v, v_prev=previous[0], sigma=sigma, sigma_next=sigma_next, sigma_prev=previous[1])
         x, previous = step.mean.to(x.dtype), (v, sigma)
-    end = Level(grid[-1], sigmas[-1], sigmas[-1], stage.nodes, stage.prompt, x, None, previous is None)
+    end = Level(
+        step=grid[-1],
+        sigma=sigmas[-1],
+        sigma_next=sigmas[-1],
+        nodes=stage.nodes,
+        prompt=stage.prompt,
+        latents=x,
+        velocity=None,
+        first=previous is None,
+    )
     for observer in observe:
         observer(end)
     return x[torch.searchsorted(stage.nodes, forest.leaf)]
 
 
 def _stages(forest: Forest, roots: int, device: torch.device) -> list[_Stage]:
-    """The stages of a forest; what the device must know of all of them goes there in one copy."""
+    """Return the stages of a forest; what the device must know of all of them goes there in one copy."""
     known, nodes = [], torch.arange(roots)
     for step in (*sorted(forest.branching), None):
         children = nodes[:0] if step is None else torch.nonzero(forest.step == step).flatten()
@@ -274,7 +318,7 @@ def _draws(
 
 
 def _noise(paths: Sequence[Address], parents: Sequence[Address], shape: tuple[int, ...], correlation: float) -> Tensor:
-    """Noise (M, *shape) of nodes at M addresses, the children of one address correlated."""
+    """Return noise (M, *shape) of nodes at M addresses, the children of one address correlated."""
     noise = noise_at(paths, shape)
     if math.isinf(correlation):
         return noise
@@ -287,7 +331,7 @@ def _noise(paths: Sequence[Address], parents: Sequence[Address], shape: tuple[in
 def _branch(
     stage: _Stage, noise: Tensor, x: Tensor, velocity: Tensor, sigma: Tensor, sigma_next: Tensor, sampler: Sampler
 ) -> Branch:
-    """The children of a level's nodes."""
+    """Return the children of a level's nodes."""
     assert sampler.transition is not None
     mean, std = sampler.transition(x, velocity, sigma, sigma_next)
     mean, std = mean[stage.parents], std.expand(len(x), *std.shape[1:])[stage.parents]

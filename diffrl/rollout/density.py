@@ -15,13 +15,13 @@ from diffrl.rollout.transition import Transition
 
 
 def step_of_edges(edges: Edges, velocity: Tensor, transition: Transition) -> tuple[Tensor, Tensor]:
-    """Mean (E, ...) and std of each edge under a policy that predicts `velocity` (U, ...) at the origins."""
+    """Return mean (E, ...) and std of each edge under a policy that predicts `velocity` (U, ...) at the origins."""
     mean, std = transition(edges.latents, velocity, edges.sigma, edges.sigma_next)
     return mean[edges.origin], std.expand(len(mean), *std.shape[1:])[edges.origin]
 
 
 def origin_velocities(edges: Edges, policy: Callable[[Tensor, Tensor, Tensor], Tensor], micro_batch: int) -> Tensor:
-    """(U, ...) velocities of a policy at the origins of recorded steps, float32.
+    """Return (U, ...) velocities of a policy at the origins of recorded steps, float32.
 
     Args:
         edges: the steps.
@@ -35,7 +35,7 @@ def origin_velocities(edges: Edges, policy: Callable[[Tensor, Tensor, Tensor], T
 
 
 def densities_under(edges: Edges, velocity: Tensor, transition: Transition, micro_batch: int) -> Tensor:
-    """(E,) float32 log-densities of recorded steps, averaged over latent dimensions.
+    """Return (E,) float32 log-densities of recorded steps, averaged over latent dimensions.
 
     Args:
         edges: the steps.
@@ -55,7 +55,7 @@ def retaken(
     policy: Callable[[Tensor, Tensor, Tensor], Tensor],
     transition: Transition,
 ) -> Edges:
-    """The same steps with the densities that a policy gives them in these batches; others keep what they have.
+    """Return the same steps with the densities that a policy gives them in these batches; others keep what they have.
 
     Args:
         edges: the steps.
@@ -71,7 +71,7 @@ def retaken(
 
 
 def _pieces(edges: Edges, micro_batch: int) -> Iterator[tuple[Tensor, Edges, Tensor]]:
-    """Some origins at a time: their rows, their edges, and the rows of these."""
+    """Yield some origins at a time: their rows, their edges, and the rows of these."""
     for index in torch.arange(len(edges.step), device=edges.step.device).split(micro_batch):
         if len(index):
             yield index, *take_origins(edges, index)

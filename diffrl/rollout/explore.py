@@ -26,7 +26,7 @@ def explore(
     clock: Clock = no_clock,
     each: Sink = ignore,
 ) -> Tensor:
-    """Pictures (S, 3, H, W) uint8 of a forest's candidates; neither latents nor densities are kept.
+    """Return pictures (S, 3, H, W) uint8 of a forest's candidates; neither latents nor densities are kept.
 
     Args:
         adapter: the model, in whatever precision.
@@ -47,6 +47,6 @@ def explore(
 
 
 def prompt_samples(forest: Forest) -> list[Tensor]:
-    """Rows of each prompt's samples, in the order of the prompts."""
+    """Return rows of each prompt's samples, in the order of the prompts."""
     prompt = forest.sample_prompt
     return [torch.nonzero(prompt == row).flatten() for row in prompt.unique()]

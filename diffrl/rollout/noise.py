@@ -23,7 +23,7 @@ _DOMAIN = b"diffrl.noise.v1"  # at most 16 bytes; a change gives every address o
 
 
 def noise_at(addresses: Sequence[Address], shape: tuple[int, ...]) -> Tensor:
-    """Unit normal noise of B addresses.
+    """Return unit normal noise of B addresses.
 
     Shapes with equally many numbers hold the same numbers in row-major order.
 
@@ -45,7 +45,7 @@ def noise_at(addresses: Sequence[Address], shape: tuple[int, ...]) -> Tensor:
 
 
 def prefetch(draws: Sequence[Callable[[], Tensor]]) -> Iterator[Tensor]:
-    """What some functions draw, in their order, each on a thread of its own while what came before it is used.
+    """Yield what some functions draw, in their order, each on a thread of its own while what came before it is used.
 
     A generator of noise leaves Python's lock to others, and a host that sends work to a device mostly waits. Nothing is
     drawn more than one ahead. The first is begun at once, not when it is asked for.
@@ -68,7 +68,7 @@ def prefetch(draws: Sequence[Callable[[], Tensor]]) -> Iterator[Tensor]:
 
 
 def generator_at(seed: int, iteration: int, group: int, purpose: Purpose) -> np.random.Generator:
-    """A generator for choices about one group: a pure function of what it is for, so the same on every rank.
+    """Return a generator for choices about one group: a pure function of what it is for, so the same on every rank.
 
     Args:
         seed: the run's seed.
@@ -80,7 +80,7 @@ def generator_at(seed: int, iteration: int, group: int, purpose: Purpose) -> np.
 
 
 def sibling_noise(shared: Tensor, own: Tensor, c: float) -> Tensor:
-    """Noise of a tree's siblings: unit variance for each, correlation 1 / (1 + c^2) between any two.
+    """Return noise of a tree's siblings: unit variance for each, correlation 1 / (1 + c^2) between any two.
 
         xi_k = (xi_shared + c * xi_own_k) / sqrt(1 + c^2)
 
@@ -107,7 +107,7 @@ def sibling_noise(shared: Tensor, own: Tensor, c: float) -> Tensor:
 
 
 def _key(address: Address) -> int:
-    """128-bit hash of an address, equal on every platform."""
+    """Return 128-bit hash of an address, equal on every platform."""
     stream, path = address.stream.encode(), address.path
     # Little-endian throughout, and both parts of variable length carry their length: no two addresses pack alike.
     packed = struct.pack(

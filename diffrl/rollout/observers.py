@@ -18,7 +18,7 @@ from diffrl.rollout.denoise import Level, Observer
 
 
 def of_whole(observer: Observer, rows: Tensor) -> Observer:
-    """An observer of a forest as one of a part of it.
+    """Return an observer of a forest as one of a part of it.
 
     Args:
         observer: knows the nodes by their rows in the whole forest.
@@ -89,7 +89,7 @@ class EdgeRecorder:
             self._stored[_span(self._before[rows_out[fresh]])] = level.latents[_span(rows_in[fresh])]
 
     def edges(self) -> Edges:
-        """All of them, step after step, whether or not the forest was drawn in parts."""
+        """Return all of them, step after step, whether or not the forest was drawn in parts."""
         assert self._stored is not None
         ends = torch.arange(len(self._node))
         columns = (self._before, self._step, self._prompt, self._origin, self._node, ends)
@@ -149,12 +149,12 @@ class PredictionRecorder:
 
 
 def first_prompts(prompt: Tensor, below: int | None) -> Tensor:
-    """Which rows belong to prompts (N,) whose own row is below a number; None = all. (N,) bool."""
+    """Return which rows belong to prompts (N,) whose own row is below a number; None = all. (N,) bool."""
     return torch.ones_like(prompt, dtype=torch.bool) if below is None else prompt < below
 
 
 def take_origins(edges: Edges, index: Tensor, keep: Tensor | None = None) -> tuple[Edges, Tensor]:
-    """The origins at `index` with all their edges, and the rows of these edges; latents are shared, not copied.
+    """Return the origins at `index` with all their edges, and the rows of these edges; latents are shared, not copied.
 
     Args:
         edges: any.

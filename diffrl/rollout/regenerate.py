@@ -31,7 +31,7 @@ def ignore(images: Tensor) -> None:
 
 
 def no_clock(phase: str) -> AbstractContextManager[None]:
-    """A clock that does not tick."""
+    """Return a clock that does not tick."""
     return nullcontext()
 
 
@@ -97,7 +97,7 @@ def regenerate(
 def decode(
     adapter: ModelAdapter, latents: Tensor, decode_batch: int, prompts: Sequence[str], each: Sink = ignore
 ) -> Tensor:
-    """Pictures (S, 3, H, W) uint8 on the CPU.
+    """Return pictures (S, 3, H, W) uint8 on the CPU.
 
     Args:
         adapter: the model.

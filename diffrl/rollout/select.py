@@ -48,7 +48,14 @@ def choose(exploration: Exploration, method: str, keep: int, audit: int, seed: i
     for group, rows in zip(batch.groups, prompt_samples(forest), strict=True):
         generator = generator_at(seed, batch.iteration, group, Purpose.CANDIDATES)
         order = torch.from_numpy(generator.permutation(len(rows)))
-        selection = _select(method, exploration.proxy.total[rows], keep, order, forest.parent, forest.leaf[rows])
+        selection = _select(
+            method=method,
+            proxy=exploration.proxy.total[rows],
+            keep=keep,
+            order=order,
+            parent=forest.parent,
+            leaf=forest.leaf[rows],
+        )
         reason = dict(zip(selection.indices.tolist(), selection.reason, strict=True))
         others = [row for row in order.tolist() if row not in reason][:audit]
         for row in sorted([*reason, *others]):
@@ -73,7 +80,7 @@ def _select(method: str, proxy: Tensor, keep: int, order: Tensor, parent: Tensor
 
 
 def own_selection(name: str, rewards: Tensor, keep: int) -> Selection:
-    """What a function of the user's own chooses, held against the rules of a choice.
+    """Return what a function of the user's own chooses, held against the rules of a choice.
 
     Args:
         name: "module:function"; it is called with a copy of the rewards, and `keep`.
@@ -111,7 +118,7 @@ def own_selection(name: str, rewards: Tensor, keep: int) -> Selection:
 
 
 def _whole_numbers(indices: Any) -> list[int] | None:
-    """Indices in whatever sequence they come; None if they are none."""
+    """Return indices in whatever sequence they come; None if they are none."""
     values: Any = indices.tolist() if hasattr(indices, "tolist") else indices
     if not isinstance(values, Sequence) or not all(type(value) is int for value in values):
         return None

@@ -66,7 +66,7 @@ def require_step(name: str, transition: Transition, sigmas: Tensor) -> None:
 
 
 def _broken_rule(step: Any, x: Tensor) -> str | None:
-    """What a step of latents x (B, ...) does not keep; None if all is well."""
+    """Return what a step of latents x (B, ...) does not keep; None if all is well."""
     if not isinstance(step, tuple) or len(step) != 2 or not all(isinstance(part, Tensor) for part in step):
         return f"of two tensors. Got a {type(step).__name__}"
     mean, std = step

@@ -18,7 +18,7 @@ SHARED = -1
 
 
 def plan_forest(prompts: int, roots: int, branching: Mapping[int, int]) -> Forest:
-    """Every tree of every prompt, whole.
+    """Return every tree of every prompt, whole.
 
     Args:
         prompts: P.
@@ -40,21 +40,31 @@ def plan_forest(prompts: int, roots: int, branching: Mapping[int, int]) -> Fores
         columns.append((parent, torch.full_like(rows, step), torch.arange(children).repeat(width), rows))
     parent, step_of, child, tree = (torch.cat(column) for column in zip(*columns, strict=True))
     leaf = first + torch.arange(len(rows))
-    return Forest(parent, step_of, child, prompt[tree], root[tree], leaf, {step: branching[step] for step in steps})
+    return Forest(
+        parent=parent,
+        step=step_of,
+        child=child,
+        prompt=prompt[tree],
+        root=root[tree],
+        leaf=leaf,
+        branching={step: branching[step] for step in steps},
+    )
 
 
 def chains(prompt: Tensor) -> Forest:
-    """One deterministic chain per sample.
+    """Return one deterministic chain per sample.
 
     Args:
         prompt: (S,) int64 row of each sample's prompt.
     """
     none, index = torch.full_like(prompt, -1), torch.arange(len(prompt))
-    return Forest(none, none, torch.zeros_like(none), prompt, index, index, {})
+    return Forest(
+        parent=none, step=none, child=torch.zeros_like(none), prompt=prompt, root=index, leaf=index, branching={}
+    )
 
 
 def paths_to(forest: Forest, samples: Tensor) -> Tensor:
-    """(N,) bool, the nodes on the paths to some samples.
+    """Return (N,) bool, the nodes on the paths to some samples.
 
     Args:
         forest: any.
@@ -70,7 +80,7 @@ def paths_to(forest: Forest, samples: Tensor) -> Tensor:
 
 
 def subset(forest: Forest, samples: Tensor) -> Forest:
-    """The paths to some samples: their nodes alone, under the same addresses and so with the same noise.
+    """Return the paths to some samples: their nodes alone, under the same addresses and so with the same noise.
 
     Args:
         forest: any.
@@ -85,7 +95,7 @@ def subset(forest: Forest, samples: Tensor) -> Forest:
 
 
 def prompt_chunks(forest: Forest, at_once: int | None) -> list[Tensor]:
-    """Rows of the samples of every few prompts.
+    """Return rows of the samples of every few prompts.
 
     Args:
         forest: any.
@@ -97,7 +107,7 @@ def prompt_chunks(forest: Forest, at_once: int | None) -> list[Tensor]:
 
 
 def root_addresses(forest: Forest, batch: PromptBatch, seed: int) -> list[Address]:
-    """Addresses of the forest's initial noises, in the order of its roots."""
+    """Return addresses of the forest's initial noises, in the order of its roots."""
     rows = torch.nonzero(forest.parent < 0).flatten()
     return [
         Address("train", seed, batch.iteration, batch.groups[p], r)
@@ -106,7 +116,7 @@ def root_addresses(forest: Forest, batch: PromptBatch, seed: int) -> list[Addres
 
 
 def sample_paths(forest: Forest) -> list[tuple[int, ...]]:
-    """The child taken at each split on the way to each sample; () for chains."""
+    """Return the child taken at each split on the way to each sample; () for chains."""
     paths: list[tuple[int, ...]] = []
     for parent, step, child in zip(forest.parent.tolist(), forest.step.tolist(), forest.child.tolist(), strict=True):
         before = paths[parent] if parent >= 0 else ()

@@ -27,7 +27,7 @@ class Callback:
         """
 
     def on_iteration(self, iteration: int, metrics: Mapping[str, float]) -> bool | None:
-        """An iteration is done and written down.
+        """Return an iteration is done and written down.
 
         Args:
             iteration: of the run, from 1.
@@ -38,7 +38,7 @@ class Callback:
         """
 
     def on_evaluation(self, iteration: int, scores: Mapping[str, float]) -> bool | None:
-        """A held-out evaluation is done and written down.
+        """Return a held-out evaluation is done and written down.
 
         Args:
             iteration: how many were trained before it; 0 is the model before alignment.

@@ -39,13 +39,13 @@ REWARDS_MAY_CHANGE = ("batch_size", "device", "timeout", "options.url", "options
 
 
 def kept_config(config: Config) -> str:
-    """A configuration as YAML; where the run lies and what it is called does not matter to it."""
+    """Return a configuration as YAML; where the run lies and what it is called does not matter to it."""
     anywhere = config.run.model_copy(update={"name": "run", "dir": "runs"})
     return dump_config(config.model_copy(update={"run": anywhere}))
 
 
 def compare_configs(then: Any, now: Config, source: str) -> str | None:
-    """What was changed in config.yaml since a checkpoint was written, where that may be; None if nothing was.
+    """Return what was changed in config.yaml since a checkpoint was written, where that may be; None if nothing was.
 
     Args:
         then: the configuration that the checkpoint holds, as YAML; older ones hold none.
@@ -68,7 +68,7 @@ def compare_configs(then: Any, now: Config, source: str) -> str | None:
 
 
 def changes_since(then: Any, now: Config) -> dict[str, tuple[Any, Any]]:
-    """Every key whose value differs, with the values of then and now; where the run lies is left out.
+    """Return every key whose value differs, with the values of then and now; where the run lies is left out.
 
     Args:
         then: the configuration that a checkpoint holds, as YAML; older ones hold none, and tell of no change.
@@ -89,7 +89,7 @@ def changes_since(then: Any, now: Config) -> dict[str, tuple[Any, Any]]:
 
 
 def may_change(key: str) -> bool:
-    """Whether a key of config.yaml may be changed between two parts of a run."""
+    """Return whether a key of config.yaml may be changed between two parts of a run."""
     if key.startswith(MAY_CHANGE):
         return True
     section, _, rest = key.removeprefix("eval.").partition(".")
@@ -97,7 +97,7 @@ def may_change(key: str) -> bool:
 
 
 def flat(node: Any, prefix: str = "") -> dict[str, Any]:
-    """Nested mappings and lists as one mapping, keys and numbers joined by dots."""
+    """Return nested mappings and lists as one mapping, keys and numbers joined by dots."""
     items: Any = node.items() if isinstance(node, Mapping) else enumerate(node)
     values: dict[str, Any] = {}
     for key, value in items:
@@ -143,7 +143,7 @@ def _suggest_keys(overrides: Sequence[str], config: Config) -> None:
 def changed_config(
     run_dir: Path, config: Config, overrides: Mapping[str, Any] | Sequence[str], from_start: bool = False
 ) -> Config:
-    """A run's configuration with what may be changed when it goes on; nothing is written.
+    """Return a run's configuration with what may be changed when it goes on; nothing is written.
 
     Args:
         run_dir: the run.
@@ -154,8 +154,8 @@ def changed_config(
     Raises:
         ConfigError: a key that training depends on, a bad value, or fewer iterations than are trained.
     """
-    given = [f"{key}={value}" for key, value in overrides.items()] if isinstance(overrides, Mapping) else overrides
-    refused = [text for text in given if not may_change(text.partition("=")[0].strip())]
+    texts = [f"{key}={value}" for key, value in overrides.items()] if isinstance(overrides, Mapping) else overrides
+    refused = [text for text in texts if not may_change(text.partition("=")[0].strip())]
     if refused:
         _suggest_keys(refused, config)
         raise ConfigError(

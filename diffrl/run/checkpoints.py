@@ -56,12 +56,12 @@ def require_choice(choice: Choice, run: Path | None, option: str = "--run") -> N
     if choice.step is not None and choice.best:
         raise ConfigError(f"--step and --best each name a checkpoint. Got both, --step {choice.step}. Remove one.")
     if choice != NEWEST and run is None:
-        given = "--best" if choice.best else f"--step {choice.step}"
-        raise ConfigError(f"--step and --best choose a checkpoint of {option}. Got {given} without it. Add {option}.")
+        options = "--best" if choice.best else f"--step {choice.step}"
+        raise ConfigError(f"--step and --best choose a checkpoint of {option}. Got {options} without it. Add {option}.")
 
 
 def choose_checkpoint(run_dir: Path, config: Config, choice: Choice, report: Callable[[str], None]) -> Checkpoint:
-    """The checkpoint that is asked for. Only the newest has a stand-in where it is damaged, which is reported.
+    """Return the checkpoint that is asked for. Only the newest has a stand-in where it is damaged, which is reported.
 
     Args:
         run_dir: the run.
@@ -106,7 +106,7 @@ def place_of(run_dir: Path, step: int | None, key: str) -> Path:
 
 
 def best_step(run_dir: Path, config: Config, report: Callable[[str], None]) -> int:
-    """The iteration whose checkpoint had the best first held-out reward; of equal ones the earliest.
+    """Return the iteration whose checkpoint had the best first held-out reward; of equal ones the earliest.
 
     Args:
         run_dir: the run.
@@ -144,7 +144,7 @@ def best_step(run_dir: Path, config: Config, report: Callable[[str], None]) -> i
 
 
 def listed(steps: Collection[int]) -> str:
-    """Iterations in their order, of many the first and the last ones."""
+    """Return iterations in their order, of many the first and the last ones."""
     words = [str(step) for step in sorted(steps)]
     return ", ".join(words if len(words) <= 12 else [*words[:6], "...", *words[-5:]]) or "none"
 
@@ -154,7 +154,7 @@ def _none_yet(run_dir: Path) -> CheckpointError:
 
 
 def _rewards(run_dir: Path) -> Mapping[str, Any]:
-    """What rewards.json says; nothing where an older diffrl wrote none, or it cannot be read."""
+    """Return what rewards.json says; nothing where an older diffrl wrote none, or it cannot be read."""
     try:
         record = json.loads(read_own(run_dir / REWARDS))
     except (OSError, ValueError, RecursionError):

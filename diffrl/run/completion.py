@@ -68,7 +68,7 @@ def run_to_completion(
         Exception: whatever else ended it, once it is in log.txt.
     """
     main, iterations = session.ranks.is_main, session.config.run.iterations
-    told, opened = Callbacks(callbacks, main), Run(run_dir, session.config)
+    hooks, opened = Callbacks(callbacks, main), Run(run_dir, session.config)
     with Progress(console, iterations, quiet=not main) as progress:
         if session.copy is not None and main:
             write_json(run_dir / "precision.json", asdict(session.copy.report))
@@ -80,7 +80,7 @@ def run_to_completion(
         stop.kept = lambda: describe_kept(run_dir, journal.saved, iterations)
         messages = Messages([progress.message, journal.log], main)
         trainer = Trainer(session, messages)
-        run = TrainingRun(trainer, journal, progress, stop, told)
+        run = TrainingRun(trainer, journal, progress, stop, hooks)
         goes_on = (run_dir / "log.txt").exists()
         if main:
             progress.message(start_line(session))
@@ -97,12 +97,12 @@ def run_to_completion(
                 progress.resume(trainer.iteration, [r["reward/mean"] for r in rows if r.get("reward/mean") is not None])
         try:
             with forbid_sys_exit():
-                told.start(opened)
+                hooks.start(opened)
                 run.run()
         except Interruption as end:
             _report_interruption(run, end)
             leave_report(run)
-            told.end(opened)
+            hooks.end(opened)
             if end.number is None:
                 return
             raise Ended(128 + end.number) from end
@@ -126,7 +126,7 @@ def run_to_completion(
         session.ranks.wait()
     if stop.received:
         messages.report(f"{stop.name} came when everything was trained: the run is complete.")
-    told.end(opened)
+    hooks.end(opened)
     if trainer.guard.verdict:
         raise GuardStop(trainer.guard.verdict)
 
@@ -158,7 +158,7 @@ def _close(journal: Journal) -> None:
 
 
 def describe(report: PrecisionReport) -> str:
-    """What explores, in one line; what the user should know of it in further ones."""
+    """Return what explores, in one line; what the user should know of it in further ones."""
     flops = "" if report.flops_quantised is None else f" and {report.flops_quantised:.0%} of the FLOPs"
     lines = [
         f"Exploring in {report.precision} ({report.engine}): {report.parameters_quantised:.0%} of the parameters"
@@ -177,9 +177,9 @@ def restore(trainer: Trainer, checkpoint: Checkpoint) -> None:
     for name, average in trainer.updater.averages.items():
         if average is not None:
             average.restore(tensors[name])
-    own = random_group(session.ranks.rank)
-    if own in tensors:  # a rank that was not there goes on as it was seeded
-        restore_rng(tensors[own], state[own])
+    group = random_group(session.ranks.rank)
+    if group in tensors:  # a rank that was not there goes on as it was seeded
+        restore_rng(tensors[group], state[group])
     trainer.restore(state)
 
 
@@ -226,8 +226,8 @@ def finish(run: TrainingRun, console: Console) -> None:
     higher = session.eval_scorers[0].scorer.spec.higher_is_better
     try:
         measured = [at for at, names in changes if any(name.startswith(MEASURED_WITH) for name in names)]
-        picture, last = run_dir / "before_after.png", config.run.iterations
-        write_before_after(run_dir, rewards[0], last, picture, higher, measured)
+        image, last = run_dir / "before_after.png", config.run.iterations
+        write_before_after(run_dir, rewards[0], last, image, higher, measured)
     except DiffrlError as error:  # a picture is gone, which nobody can draw again
         report(f"before_after.png was left out. {error}")
     print_summary(console, summary, run_dir, session.eval_prompts[0])

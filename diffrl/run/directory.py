@@ -123,7 +123,7 @@ def note_resumption(
 
 
 def _read_environment(file: Path) -> dict[str, Any] | None:
-    """What a run began on; None if that cannot be read."""
+    """Return what a run began on; None if that cannot be read."""
     try:
         record = json.loads(read_own(file)) if file.is_file() else None
     except (OSError, ValueError, RecursionError):
@@ -141,7 +141,7 @@ def note_rewards(path: Path, rewards: Mapping[str, Any]) -> None:
 
 
 def open_run_dir(path: str | Path) -> tuple[Path, Config]:
-    """A run and its resolved configuration.
+    """Return a run and its resolved configuration.
 
     Raises:
         ConfigError: there is no run.
@@ -165,7 +165,7 @@ def require_run_dir(path: str | Path) -> Path:
 
 
 def _instead(directory: Path) -> str:
-    """What is there in place of a run, to go on after its name."""
+    """Return what is there in place of a run, to go on after its name."""
     try:
         if not directory.is_dir():
             return ", which is a file" if directory.exists() else ", which is not there. Check the path"
@@ -179,7 +179,7 @@ def _instead(directory: Path) -> str:
 
 
 def environment(device: torch.device, dtype: str, world_size: int) -> dict[str, Any]:
-    """What the run really runs on, and an id that is its own."""
+    """Return what the run really runs on, and an id that is its own."""
     return {
         "run_id": uuid.uuid4().hex[:12],
         "versions": versions(),
@@ -197,7 +197,7 @@ def environment(device: torch.device, dtype: str, world_size: int) -> dict[str, 
 
 
 def rewards_record(training: Sequence[WeightedScorer], held_out: Sequence[WeightedScorer]) -> dict[str, Any]:
-    """What is known of the rewards, as rewards.json keeps it; see `diffrl.tracking.rewards`."""
+    """Return what is known of the rewards, as rewards.json keeps it; see `diffrl.tracking.rewards`."""
     return {
         TRAINING: {scorer.name: _facts(scorer) for scorer in training},
         HELD_OUT: {scorer.name: _facts(scorer) for scorer in held_out},
@@ -205,7 +205,7 @@ def rewards_record(training: Sequence[WeightedScorer], held_out: Sequence[Weight
 
 
 def _facts(scorer: WeightedScorer) -> dict[str, Any]:
-    """A reward as plain JSON values, whatever types a stranger's scorer describes itself in."""
+    """Return a reward as plain JSON values, whatever types a stranger's scorer describes itself in."""
     spec = scorer.scorer.spec
     return {
         "name": str(spec.name),
@@ -226,7 +226,7 @@ def _number(value: float) -> float | None:
 def read_summary(run_dir: Path) -> dict[str, Any]:
     """Return the run's summary; empty if it has none that can be read."""
     try:
-        found = json.loads(read_own(run_dir / SUMMARY))
+        summary = json.loads(read_own(run_dir / SUMMARY))
     except (OSError, ValueError, RecursionError):
         return {}
-    return found if isinstance(found, dict) else {}
+    return summary if isinstance(summary, dict) else {}

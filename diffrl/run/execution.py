@@ -100,7 +100,7 @@ class TrainingRun:
         pulse.begin(title, iteration_totals(self.trainer.session.plan, self.config))
 
     def _asked_to_stop(self) -> Interruption | None:
-        """Why the run is to end here, whichever rank was asked; None if none was."""
+        """Return why the run is to end here, whichever rank was asked; None if none was."""
         ranks = self.trainer.ranks
         if ranks.any(self.stop.received):
             self.stop.answer()
@@ -149,16 +149,16 @@ class TrainingRun:
     def evaluate(self) -> Metrics:
         """Evaluate, keep some samples, show the result."""
         pulse.begin("held-out", evaluation_totals(self.trainer.session.plan, self.config))
-        found, iteration = self.trainer.evaluate(), self.trainer.iteration
-        self.journal.eval_samples(iteration, found)
-        means = {name: found.means.get(name, math.nan) for name in (r.key for r in self.config.eval.rewards)}
+        evaluation, iteration = self.trainer.evaluate(), self.trainer.iteration
+        self.journal.eval_samples(iteration, evaluation)
+        means = {name: evaluation.means.get(name, math.nan) for name in (r.key for r in self.config.eval.rewards)}
         self.progress.held_out(iteration, "  ".join(f"{short_name(n)} {v:.3f}" for n, v in means.items()))
-        compared = self.trainer.compare(found)
+        compared = self.trainer.compare(evaluation)
         unknown = {f"held_out/{reward.key}": math.nan for reward in self.config.eval.rewards}
-        return {**unknown, **{f"held_out/{name}": value for name, value in found.means.items()}, **compared}
+        return {**unknown, **{f"held_out/{name}": value for name, value in evaluation.means.items()}, **compared}
 
     def _scores(self, row: Metrics) -> Metrics:
-        """The means of an evaluation's rewards, by their names."""
+        """Return the means of an evaluation's rewards, by their names."""
         return {reward.key: row[f"held_out/{reward.key}"] for reward in self.config.eval.rewards}
 
     def save(self) -> None:
@@ -172,7 +172,7 @@ class TrainingRun:
 
 
 def start_line(session: Session) -> str:
-    """The model, what is trained of it, the samples of an iteration, the machine and the precision."""
+    """Return the model, what is trained of it, the samples of an iteration, the machine and the precision."""
     c, ranks = session.config, session.ranks.world
     trained = sum(p.numel() for p in session.policy.parameters.values())
     lora = "all of the transformer" if c.model.lora is None else f"a LoRA of rank {c.model.lora.rank}"
@@ -185,14 +185,14 @@ def start_line(session: Session) -> str:
 
 
 def iteration_totals(plan: Plan, config: Config) -> dict[str, int]:
-    """What one process does in an iteration, on average, as `diffrl.pulse` counts it."""
+    """Return what one process does in an iteration, on average, as `diffrl.pulse` counts it."""
     shares = plan.iterations * plan.world_size
     asked = {name: plan.velocities[name] // shares for name in (*UNGRADED, "update")}
-    drawn = ("explore", "rollout", "values", "old")
-    updates = sum(count for name, count in asked.items() if name not in drawn)
+    sampling = ("explore", "rollout", "values", "old")
+    updates = sum(count for name, count in asked.items() if name not in sampling)
     held_out = plan.evaluations * config.eval.samples
     return {
-        **{name: asked[name] for name in drawn},
+        **{name: asked[name] for name in sampling},
         "update": updates,
         pulse.DECODED: (plan.decodes - held_out) // shares,
         pulse.SCORED: (plan.reward_calls - held_out * len(config.eval.rewards)) // shares,
@@ -200,7 +200,7 @@ def iteration_totals(plan: Plan, config: Config) -> dict[str, int]:
 
 
 def evaluation_totals(plan: Plan, config: Config) -> dict[str, int]:
-    """The same of a held-out evaluation."""
+    """Return the same of a held-out evaluation."""
     samples = config.eval.samples // plan.world_size
     return {
         "evaluation": samples * config.eval.steps,

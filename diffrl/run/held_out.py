@@ -22,7 +22,7 @@ Place = tuple[int, int]
 
 
 def totals_at_first(store: SampleStore, iteration: int) -> dict[Place, float | None] | None:
-    """What the samples with a picture scored at the run's first evaluation; None if `iteration` is the first.
+    """Return what the samples with a picture scored at the run's first evaluation; None if `iteration` is the first.
 
     Args:
         store: of the run.
@@ -36,13 +36,13 @@ def totals_at_first(store: SampleStore, iteration: int) -> dict[Place, float | N
 
 def pictured(
     ranks: Ranks,
-    own: Sequence[StoredSample],
+    rows: Sequence[StoredSample],
     images: Tensor,
     most: int,
     before: Mapping[Place, float | None] | None,
     fps: float,
 ) -> list[StoredSample]:
-    """Every rank's samples, with the pictures that are kept; all ranks take part.
+    """Return every rank's samples, with the pictures that are kept; all ranks take part.
 
     Exact are `most` pictures spread over the first rank's samples, for it alone writes, and those of its samples that
     changed most. Of other ranks' samples, and of all others at the first evaluation, there are illustrations, which
@@ -50,13 +50,13 @@ def pictured(
 
     Args:
         ranks: joins the ranks.
-        own: this rank's samples, without pictures.
+        rows: this rank's samples, without pictures.
         images: (S, 3, H, W) or (S, F, 3, H, W) uint8, of them.
         most: track.pictures_per_evaluation.
         before: `totals_at_first`, as the first rank knows it.
         fps: frames per second of clips.
     """
-    parts = ranks.gather_objects(list(own))
+    parts = ranks.gather_objects(list(rows))
     every = [one for part in parts for one in part]
     before = ranks.gather_objects(before)[0]
     standing = set(spread([asked(one.prompt, one.metadata) for one in parts[0]], most))
@@ -65,26 +65,26 @@ def pictured(
         chosen = spread([asked(one.prompt, one.metadata) for one in every], FIRST if most else 0)
     else:
         chosen = most_changed([one.total for one in every], [before.get((s.group, s.root)) for s in every], most)
-        exact |= {place for place in chosen if place < len(parts[0])}
+        exact |= {number for number in chosen if number < len(parts[0])}
     start = sum(len(part) for part in parts[: ranks.rank])
-    mine = [place for place in chosen if place not in exact and 0 <= place - start < len(own)]
-    made = {place: _illustrated(images[place - start], fps) for place in mine}
-    small = {place: data for part in ranks.gather_objects(made) for place, data in part.items()}
+    mine = [number for number in chosen if number not in exact and 0 <= number - start < len(rows)]
+    made = {number: _illustrated(images[number - start], fps) for number in mine}
+    small = {number: data for part in ranks.gather_objects(made) for number, data in part.items()}
     if not ranks.is_main:
         return every
     whole = loses_nothing(images.shape[1:])
     kept = []
-    for place, one in enumerate(every):
-        stands = before is None or place in standing
-        if place in exact:
-            kept.append(replace(one, picture=images[place], representative=stands))
+    for number, one in enumerate(every):
+        stands = before is None or number in standing
+        if number in exact:
+            kept.append(replace(one, picture=images[number], representative=stands))
         else:
-            kept.append(replace(one, small=small.get(place), exact=whole, representative=stands))
+            kept.append(replace(one, small=small.get(number), exact=whole, representative=stands))
     return kept
 
 
-def stored(iteration: int, found: Evaluation, rewards: Sequence[Mapping[str, float]]) -> list[StoredSample]:
-    """A rank's samples of an evaluation, without pictures."""
+def stored(iteration: int, evaluation: Evaluation, rewards: Sequence[Mapping[str, float]]) -> list[StoredSample]:
+    """Return a rank's samples of an evaluation, without pictures."""
     return [
         StoredSample(
             stage="eval",
@@ -94,17 +94,17 @@ def stored(iteration: int, found: Evaluation, rewards: Sequence[Mapping[str, flo
             seed=address.seed,
             prompt=prompt.text,
             metadata=prompt.beside,
-            total=float(found.table.total[i]),
+            total=float(evaluation.table.total[i]),
             rewards=rewards[i],
-            error=found.table.errors[i],
-            notes=found.table.notes_of(i),
+            error=evaluation.table.errors[i],
+            notes=evaluation.table.notes_of(i),
         )
-        for i, (prompt, address) in enumerate(zip(found.prompts, found.addresses, strict=True))
+        for i, (prompt, address) in enumerate(zip(evaluation.prompts, evaluation.addresses, strict=True))
     ]
 
 
 def _illustrated(media: Tensor, fps: float) -> bytes:
-    """A picture or a clip as an illustration of a tree is kept: small, WebP."""
+    """Return a picture or a clip as an illustration of a tree is kept: small, WebP."""
     with TemporaryDirectory() as folder:
         file = Path(folder) / "small.webp"
         save_illustration(illustration(media), file, fps * pace(media))

@@ -80,9 +80,9 @@ def require_alike_on_ranks(session: Session) -> None:
         ConfigError: names the first that differs, on every rank.
     """
     everyone = session.ranks.gather_objects(session.inputs)
-    for rank, own in enumerate(everyone):
+    for rank, inputs in enumerate(everyone):
         kinds = (*TRAINED_WITH, *MEASURED_WITH)
-        if changes := changed_inputs(everyone[0], own, kinds):
+        if changes := changed_inputs(everyone[0], inputs, kinds):
             raise ConfigError(
                 f"All ranks train on the same inputs. From rank 0 to rank {rank}, {describe_changes(changes)}. "
                 "Copy them from one machine to the others."

@@ -70,8 +70,8 @@ class Journal:
         kwargs: dict[str, Any] = {"tensorboard": {"purge_step": 0 if self.saved is None else self.saved + 1}}
         if wandb:
             # A resumed run goes on in the same W&B run.
-            own = json.loads(read_own(self.run_dir / "environment.json"))["run_id"]
-            options = {"name": self.config.run.name, "id": own, "resume": "allow"}
+            run_id = json.loads(read_own(self.run_dir / "environment.json"))["run_id"]
+            options = {"name": self.config.run.name, "id": run_id, "resume": "allow"}
             kwargs["wandb"] = {**options, "entity": wandb.entity, "mode": wandb.mode, "dir": str(self.run_dir)}
         flat = {k: v for k, v in _flatten(self.config.model_dump()).items() if isinstance(v, (int, float, str, bool))}
         self._ranks.start_trackers(wandb.project if wandb else "tensorboard", flat, kwargs)
@@ -170,12 +170,12 @@ class Journal:
             self.sources([tree.record.metadata])
             write_tree(self.run_dir, tree.record, tree.pictures, self._fps * tree.pace)
 
-    def eval_samples(self, iteration: int, found: Evaluation) -> None:
+    def eval_samples(self, iteration: int, evaluation: Evaluation) -> None:
         """All samples of a held-out evaluation, some with their pictures (`held_out`); all ranks take part."""
-        own = stored(iteration, found, _columns({**found.table.raw, **found.table.parts}))
+        rows = stored(iteration, evaluation, _columns({**evaluation.table.raw, **evaluation.table.parts}))
         most = self.config.track.pictures_per_evaluation
         before = totals_at_first(self._store, iteration) if self._writes and most else None
-        every = pictured(self._ranks, own, found.images, most, before, self._fps)
+        every = pictured(self._ranks, rows, evaluation.images, most, before, self._fps)
         if self._writes:
             self.sources(one.metadata for one in every if one.pictured)
             self._store.write(every)
@@ -193,8 +193,8 @@ class Journal:
         tensors = {"policy": session.policy.state(), "optimizer": optimizer}
         tensors |= {name: average.average for name, average in averages.items() if average}
         whole = {**state, "optimizer": optimizer_json}
-        for rank, (own, values) in enumerate(generators):
-            tensors[random_group(rank)] = own
+        for rank, (generator, values) in enumerate(generators):
+            tensors[random_group(rank)] = generator
             whole[random_group(rank)] = values
         if session.policy.sharded:
             exchange = ranks.gather_objects
@@ -216,18 +216,18 @@ class Journal:
 
 
 def random_group(rank: int) -> str:
-    """What a checkpoint calls a rank's random generators."""
+    """Return what a checkpoint calls a rank's random generators."""
     return "random" if rank == 0 else f"random-{rank:05d}"
 
 
 def _columns(values: Mapping[str, torch.Tensor]) -> list[dict[str, float]]:
-    """One mapping a sample from one tensor a name."""
+    """Return one mapping a sample from one tensor a name."""
     lists = {name: tensor.tolist() for name, tensor in values.items()}
     return [dict(zip(lists, row, strict=True)) for row in zip(*lists.values(), strict=True)]
 
 
 def _flatten(tree: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
-    """Nested mappings as one, keys joined by dots."""
+    """Return nested mappings as one, keys joined by dots."""
     flat: dict[str, Any] = {}
     for key, value in tree.items():
         flat.update(_flatten(value, f"{prefix}{key}.") if isinstance(value, Mapping) else {f"{prefix}{key}": value})

@@ -82,7 +82,7 @@ class Run:
         return max((row["iteration"] for row in self.metrics()), default=0)
 
     def metrics(self) -> list[dict[str, Any]]:
-        """What was measured, as rows that `pandas.DataFrame` takes as they are.
+        """Return what was measured, as rows that `pandas.DataFrame` takes as they are.
 
         Returns:
             A row an iteration, and one before the first, of `iteration` 0; held-out rewards are in the rows of
@@ -95,7 +95,7 @@ class Run:
         return read_metrics(path) if path.exists() else []
 
     def samples(self, stage: str = "eval", iteration: int | None = None) -> list[Sample]:
-        """Samples of one iteration.
+        """Return samples of one iteration.
 
         Args:
             stage: eval = held-out samples, the same prompts and noise every time; train = those that were trained on.
@@ -113,15 +113,15 @@ class Run:
         with SampleStore.open_readonly(self.path) as store:
             if iteration is None:
                 iteration = max(store.iterations(stage), default=None)
-            found = [] if iteration is None else store.read(stage=stage, iteration=iteration)
+            rows = [] if iteration is None else store.read(stage=stage, iteration=iteration)
         return [
             Sample(s.prompt, s.iteration, s.rewards, s.total, s.advantage, s.metadata, s.error, self.path, s)
-            for s in found
+            for s in rows
         ]
 
 
 def open_run(path: str | Path) -> Run:
-    """A run that was trained before, or is being trained.
+    """Return a run that was trained before, or is being trained.
 
     Args:
         path: its directory.

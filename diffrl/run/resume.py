@@ -40,7 +40,7 @@ Number = Annotated[float, Field(allow_inf_nan=False)]
 def find_checkpoint(
     run_dir: Path, config: Config, check: Callable[[Checkpoint], None], report: Callable[[str], None]
 ) -> Checkpoint | None:
-    """The checkpoint that a run goes on from; None if it ended before its first.
+    """Return the checkpoint that a run goes on from; None if it ended before its first.
 
     Args:
         run_dir: the run.
@@ -75,7 +75,7 @@ def find_checkpoint(
 
 
 def newest_known(run_dir: Path) -> int | None:
-    """The iteration of the newest checkpoint that the run has written, wherever that is now."""
+    """Return the iteration of the newest checkpoint that the run has written, wherever that is now."""
     try:
         newest = json.loads(read_own(run_dir / NEWEST))["iteration"]
     except (OSError, ValueError, TypeError, KeyError, RecursionError):
@@ -84,29 +84,29 @@ def newest_known(run_dir: Path) -> int | None:
 
 
 def trained_iterations(run_dir: Path) -> int:
-    """How many iterations the run's own records tell of."""
+    """Return how many iterations the run's own records tell of."""
     folders = [*numbered_entries(run_dir / PICTURES, "train-"), *numbered_entries(run_dir / TREES, "")]
     return max([0, *(row["iteration"] for row in _rows(run_dir)), *(number + 1 for number, _ in folders)])
 
 
 def lost_history(run_dir: Path, step: int) -> list[str]:
-    """What the run's records lack of the iterations before a checkpoint, one message each.
+    """Return what the run's records lack of the iterations before a checkpoint, one message each.
 
     Raises:
         DiffrlError: a record is damaged; says how to go on without it.
     """
     try:
         rows, index = _rows(run_dir), run_dir / INDEX
-        drawn, pictures = set[int](), list[str]()
+        sampled, pictures = set[int](), list[str]()
         if index.exists() and index.stat().st_size > 0:
             with SampleStore.open_readonly(run_dir) as store:
                 store.require_whole()
-                drawn, pictures = store.iterations("train"), store.lost_pictures(step)
+                sampled, pictures = store.iterations("train"), store.lost_pictures(step)
     except DiffrlError as error:
         raise DiffrlError(f"{error} Or move that file away, and the run goes on without what it tells.") from error
     lost = [
         ("metrics.jsonl", sorted(set(range(step + 1)) - {row["iteration"] for row in rows})),
-        (INDEX, sorted(set(range(step)) - drawn)),
+        (INDEX, sorted(set(range(step)) - sampled)),
     ]
     gone = (
         [f"{PICTURES}/ has lost {len(pictures)} images that {INDEX} names, such as {pictures[0]}."] if pictures else []
@@ -120,7 +120,7 @@ def lost_history(run_dir: Path, step: int) -> list[str]:
 
 
 def _rows(run_dir: Path) -> list[dict[str, Any]]:
-    """The run's rows of metrics, none if the file is gone; DiffrlError where one is of no run."""
+    """Return the run's rows of metrics, none if the file is gone; DiffrlError where one is of no run."""
     path = run_dir / "metrics.jsonl"
     rows = read_metrics(path) if path.exists() else []
     for number, row in enumerate(rows, start=1):
@@ -131,18 +131,18 @@ def _rows(run_dir: Path) -> list[dict[str, Any]]:
 
 
 def numbered_entries(folder: Path, prefix: str) -> list[tuple[int, Path]]:
-    """Entries of a folder that are named after an iteration: of samples by their stage, of trees without."""
-    found = []
+    """Return entries of a folder that are named after an iteration: of samples by their stage, of trees without."""
+    entries = []
     for path in sorted(folder.iterdir()) if folder.is_dir() else ():
         if prefix and path.name.startswith(prefix) and path.name.removeprefix(prefix).isdecimal():
-            found.append((int(path.name.removeprefix(prefix)), path))
+            entries.append((int(path.name.removeprefix(prefix)), path))
         elif not prefix and (match := TREE.fullmatch(path.name)):
-            found.append((int(match[1]), path))
-    return found
+            entries.append((int(match[1]), path))
+    return entries
 
 
 def is_complete(run_dir: Path, config: Config) -> bool:
-    """Whether all is trained and written, and resuming would change nothing; what is damaged is not complete."""
+    """Return whether all is trained and written, and resuming would change nothing; what is damaged is not complete."""
     summary = read_summary(run_dir)
     if summary.get("iterations") != config.run.iterations or not summary.get("updates_with_gradient"):
         return False
@@ -160,7 +160,7 @@ def is_complete(run_dir: Path, config: Config) -> bool:
 
 
 def describe_complete(run_dir: Path, iterations: int) -> str:
-    """What to tell of a run that is complete."""
+    """Return what to tell of a run that is complete."""
     return (
         f"{run_dir} is finished: all {iterations} iterations are trained and everything is written. To train it "
         f"further:\n  {resume_command(run_dir)} run.iterations={2 * iterations}"
@@ -207,7 +207,7 @@ class _State(_Strict):
 
 
 def averages_of(config: Config) -> list[str]:
-    """The averaged weights that a run keeps beside its policy, by their names in a checkpoint."""
+    """Return the averaged weights that a run keeps beside its policy, by their names in a checkpoint."""
     kept = {"ema": config.train.ema is not None, "old": config.objective.old_policy_is_ema}
     return [name for name, asked in kept.items() if asked]
 
@@ -231,11 +231,11 @@ def require_fit(session: Session, checkpoint: Checkpoint) -> None:
     for name in ("policy", *averages):
         require_weights(session.policy.parameters, _group(tensors, name))
     require_optimizer(session.optimizer, _group(tensors, "optimizer"), state["optimizer"])
-    own = random_group(session.ranks.rank)
-    if (own in tensors) != (own in state):
-        raise CheckpointError(f"Of the generators {own!r}, the tensors or the values are missing.")
-    if own in tensors:  # a rank that was not there goes on as it was seeded
-        require_rng(tensors[own], state[own])
+    group = random_group(session.ranks.rank)
+    if (group in tensors) != (group in state):
+        raise CheckpointError(f"Of the generators {group!r}, the tensors or the values are missing.")
+    if group in tensors:  # a rank that was not there goes on as it was seeded
+        require_rng(tensors[group], state[group])
 
 
 def require_state(state: Mapping[str, Any]) -> None:

@@ -86,7 +86,7 @@ def set_aside(run_dir: Path, step: int | None = None) -> list[str]:
 
 
 def next_folder(run_dir: Path) -> Path:
-    """The first of before-1, before-2, ... that is free."""
+    """Return the first of before-1, before-2, ... that is free."""
     return next(run_dir / f"{BEFORE}{n}" for n in count(1) if not os.path.lexists(run_dir / f"{BEFORE}{n}"))
 
 

@@ -57,7 +57,7 @@ def begin_with(config: Config, run: Path, choice: Choice, report: Callable[[str]
 
 
 def pin_initial(config: Config) -> Config:
-    """The configuration with the sha256 of what it begins with, so that resuming begins with nothing else.
+    """Return the configuration with the sha256 of what it begins with, so that resuming begins with nothing else.
 
     Raises:
         ConfigError: there is no such run, checkpoint or file, it is of another model, or is not what the sha256 says.
@@ -67,8 +67,8 @@ def pin_initial(config: Config) -> Config:
         return pin_start(config)
     if begun is None:
         return config
-    _, found = _find(config.model, begun)
-    return _with(config, begun.model_copy(update={"sha256": found}))
+    _, digest = _find(config.model, begun)
+    return _with(config, begun.model_copy(update={"sha256": digest}))
 
 
 def restore_initial(
@@ -115,15 +115,15 @@ def origin(config: Config) -> dict[str, Any]:
 
 
 def begins_elsewhere(config: Config) -> bool:
-    """Whether a run's first weights are other than its pipeline's own."""
+    """Return whether a run's first weights are other than its pipeline's own."""
     return config.model.init_from is not None or config.model.lora_start is not None
 
 
-def require_same_model(own: ModelSettings, other: ModelSettings, run_dir: Path) -> None:
+def require_same_model(model: ModelSettings, other: ModelSettings, run_dir: Path) -> None:
     """Refuse weights that were trained on another model, or that another LoRA reads otherwise.
 
     Args:
-        own: of the new run.
+        model: of the new run.
         other: of the run whose weights it begins with.
         run_dir: the latter, for the message.
 
@@ -131,13 +131,13 @@ def require_same_model(own: ModelSettings, other: ModelSettings, run_dir: Path) 
         ConfigError: names every key that differs.
     """
     pairs: dict[str, tuple[Any, Any]] = {
-        key: (getattr(own, key), getattr(other, key)) for key in ("family", "revision", "variant")
+        key: (getattr(model, key), getattr(other, key)) for key in ("family", "revision", "variant")
     }
-    if Path(own.path).resolve() != Path(other.path).resolve():
-        pairs["path"] = (own.path, other.path)
-    adapters = own.adapters or {}, other.adapters or {}
+    if Path(model.path).resolve() != Path(other.path).resolve():
+        pairs["path"] = (model.path, other.path)
+    adapters = model.adapters or {}, other.adapters or {}
     if bool(adapters[0]) != bool(adapters[1]):
-        pairs["lora"] = (own.lora and adapters[0], other.lora and adapters[1])
+        pairs["lora"] = (model.lora and adapters[0], other.lora and adapters[1])
     else:
         pairs |= {f"lora.{key}": tuple(one[key] for one in adapters) for key in adapters[0]}  # type: ignore[misc]
     named = [f"model.{key}={_shown(a)} where it has {_shown(b)}" for key, (a, b) in pairs.items() if a != b]
@@ -161,11 +161,11 @@ def _find(model: ModelSettings, begun: InitSettings) -> tuple[Path, str]:
     require_same_model(model, other.model, run_dir)
     path = place_of(run_dir, begun.step, "model.init_from.step")
     try:
-        found = hashlib.sha256(read_own(path / MANIFEST)).hexdigest()
+        digest = hashlib.sha256(read_own(path / MANIFEST)).hexdigest()
     except OSError as error:
         raise ConfigError(f"model.init_from: {path / MANIFEST} cannot be read: {error.strerror or error}.") from error
-    require_pinned("model.init_from.sha256", path / MANIFEST, begun.sha256, found, "checkpoint")
-    return path, found
+    require_pinned("model.init_from.sha256", path / MANIFEST, begun.sha256, digest, "checkpoint")
+    return path, digest
 
 
 def _with(config: Config, begun: InitSettings) -> Config:
@@ -174,7 +174,7 @@ def _with(config: Config, begun: InitSettings) -> Config:
 
 
 def pin_start(config: Config) -> Config:
-    """The configuration with the sha256 of its model.lora.start, so that resuming begins with nothing else.
+    """Return the configuration with the sha256 of its model.lora.start, so that resuming begins with nothing else.
 
     Raises:
         ConfigError: there is no such file, or it is not what the sha256 says.
@@ -182,8 +182,8 @@ def pin_start(config: Config) -> Config:
     model, lora = config.model, config.model.lora
     if lora is None or lora.start is None:
         return config
-    found = _same_files(lora.start, _networks(model))[1]
-    started = lora.model_copy(update={"start": lora.start.model_copy(update={"sha256": found})})
+    digest = _same_files(lora.start, _networks(model))[1]
+    started = lora.model_copy(update={"start": lora.start.model_copy(update={"sha256": digest})})
     return config.model_copy(update={"model": model.model_copy(update={"lora": started})})
 
 
@@ -198,12 +198,12 @@ def check_start(model: ModelSettings) -> str:
     """
     assert model.lora is not None and model.lora.start is not None
     notes, later = list[str](), ""
-    for found, layers in check_lora(model.lora.start.path, model.path, model.facts):
-        notes += found.notes
+    for weights, layers in check_lora(model.lora.start.path, model.path, model.facts):
+        notes += weights.notes
         if layers is None:
             later = "; whether it fits is seen once the pipeline is here"
         else:
-            require_fitting(found, layers, model.lora.rank, model.lora_targets)
+            require_fitting(weights, layers, model.lora.rank, model.lora_targets)
     return " ".join([f"the LoRA {model.lora.start.path}{later}{'.' if notes else ''}", *notes])
 
 
@@ -231,11 +231,11 @@ def restore_start(policy: Policy, model: ModelSettings) -> str:
     notes: list[str] = []
     for network, prefix in prefixes.items():
         layers = {name.removeprefix(prefix): shape for name, shape in every.items() if name.startswith(prefix)}
-        found = read_lora(files[network], layers, model.facts)
-        require_fitting(found, layers, lora.rank, model.lora_targets)
-        weights |= _named(found, prefix, lora.alpha)
-        alphas |= set(found.alpha.values())
-        notes += found.notes
+        lora_weights = read_lora(files[network], layers, model.facts)
+        require_fitting(lora_weights, layers, lora.rank, model.lora_targets)
+        weights |= _named(lora_weights, prefix, lora.alpha)
+        alphas |= set(lora_weights.alpha.values())
+        notes += lora_weights.notes
     policy.restore(weights)
     several = " to ".join(f"{alpha:g}" for alpha in sorted({min(alphas), max(alphas)}))
     scaled = "" if alphas == {lora.alpha} else f", its alpha of {several} scaled to {lora.alpha:g}"
@@ -245,21 +245,21 @@ def restore_start(policy: Policy, model: ModelSettings) -> str:
 def _same_files(start: LoraStartSettings, networks: Sequence[str]) -> tuple[dict[str, Path], str]:
     """The files of a LoRA by network, and their sha256, which is the one that is written down if there is one."""
     files = lora_files(start.path, networks)
-    found = sha256_of(files)
-    require_pinned("model.lora.start.sha256", start.path, start.sha256, found, "LoRA")
-    return files, found
+    digest = sha256_of(files)
+    require_pinned("model.lora.start.sha256", start.path, start.sha256, digest, "LoRA")
+    return files, digest
 
 
 def _networks(model: ModelSettings) -> tuple[str, ...]:
-    """The names of the networks that a pipeline trains; of one that is not here, one."""
+    """Return the names of the networks that a pipeline trains; of one that is not here, one."""
     known = describe_pipeline(model.path)
     return ("transformer",) if known is None else known.networks
 
 
-def _named(found: LoraWeights, prefix: str, alpha: float) -> dict[str, Tensor]:
-    """A LoRA's weights by the names that they have in a policy whose LoRA has this alpha."""
-    down = {f"{prefix}{layer}{DOWN}": tensor for layer, tensor in found.down.items()}
-    return down | {f"{prefix}{layer}{UP}": b * (found.alpha[layer] / alpha) for layer, b in found.up.items()}
+def _named(lora: LoraWeights, prefix: str, alpha: float) -> dict[str, Tensor]:
+    """Return a LoRA's weights by the names that they have in a policy whose LoRA has this alpha."""
+    down = {f"{prefix}{layer}{DOWN}": tensor for layer, tensor in lora.down.items()}
+    return down | {f"{prefix}{layer}{UP}": b * (lora.alpha[layer] / alpha) for layer, b in lora.up.items()}
 
 
 def require_pinned(key: str, source: object, pinned: str | None, is_now: str, thing: str) -> None:

@@ -69,7 +69,7 @@ def status_of(path: Path) -> Status:
 
 
 def describe_kept(run_dir: Path, saved: int | None, iterations: int) -> str:
-    """What a run that ends now leaves, and how to go on.
+    """Return what a run that ends now leaves, and how to go on.
 
     Args:
         run_dir: the run.
@@ -85,5 +85,5 @@ def describe_kept(run_dir: Path, saved: int | None, iterations: int) -> str:
 
 
 def resume_command(run_dir: Path) -> str:
-    """The command that goes on with a run."""
+    """Return the command that goes on with a run."""
     return f"diffrl train --resume {run_dir}"

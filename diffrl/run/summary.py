@@ -35,7 +35,7 @@ PICTURE_SIZE = 96
 
 
 def short_name(reward: str) -> str:
-    """What a held-out reward is called in the summary."""
+    """Return what a held-out reward is called in the summary."""
     return SHORT_NAMES.get(reward, reward)
 
 
@@ -47,8 +47,8 @@ def held_out_change(rows: Sequence[Mapping[str, Any]], rewards: Sequence[str]) -
     """
     columns = {short_name(reward): f"held_out/{reward}" for reward in rewards}
     for part in dict.fromkeys(SHORT_NAMES.values()):
-        found = (f"held_out/{reward}/{part}" for reward in rewards if rows and f"held_out/{reward}/{part}" in rows[0])
-        if part not in columns and (column := next(found, None)):
+        names = (f"held_out/{reward}/{part}" for reward in rewards)
+        if part not in columns and (column := next((name for name in names if rows and name in rows[0]), None)):
             columns[part] = column
     evaluations = [row for row in rows if any(key.startswith("held_out/") for key in row)]
     change: dict[str, float | None] = {}
@@ -116,7 +116,7 @@ def write_before_after(
 
 
 def _passed(value: float | None, good: float) -> bool | None:
-    """A mark for rewards that pass or fail; none for others."""
+    """Return a mark for rewards that pass or fail; none for others."""
     return None if value not in (0.0, 1.0) else value == good
 
 
@@ -150,9 +150,9 @@ def write_curve(run_dir: Path, rewards: Sequence[str], destination: Path, change
 
 def _draw_reward(axes: Any, rows: Sequence[Mapping[str, Any]], title: str, training: str, held_out: str | None) -> None:
     """A reward in training and, with marks, held out. A value that is null, or not there in training, is a gap."""
-    drawn = [(row["iteration"], row.get(training)) for row in rows if row["iteration"]]
-    if any(value is not None for _, value in drawn):
-        xs, ys = zip(*((x, math.nan if value is None else value) for x, value in drawn), strict=True)
+    points_trained = [(row["iteration"], row.get(training)) for row in rows if row["iteration"]]
+    if any(value is not None for _, value in points_trained):
+        xs, ys = zip(*((x, math.nan if value is None else value) for x, value in points_trained), strict=True)
         axes.plot(xs, ys, color="#9aa5b1", linewidth=1.2, marker="." if len(xs) < 40 else None, label="training")
     points = [(row["iteration"], row[held_out]) for row in rows if held_out is not None and held_out in row]
     if any(value is not None for _, value in points):
@@ -204,23 +204,23 @@ def print_summary(console: Console, summary: Mapping[str, Any], run_dir: Path, p
         f"diffrl export {run_dir} --out exported",
         f"{resume_command(run_dir)} run.iterations={2 * summary['iterations']}",
     ):
-        told = program() + command.removeprefix("diffrl")
-        console.print(f"  {told}", highlight=False, markup=False, soft_wrap=True)
+        line = program() + command.removeprefix("diffrl")
+        console.print(f"  {line}", highlight=False, markup=False, soft_wrap=True)
 
 
 def program() -> str:
     """What to type for diffrl here: its name, or where it lies if a shell would not find this one by its name."""
-    own = Path(sys.argv[0])
-    if own.name != "diffrl" or not own.is_file():
+    started = Path(sys.argv[0])
+    if started.name != "diffrl" or not started.is_file():
         return "diffrl"
-    found = shutil.which("diffrl")
-    if found and Path(found).resolve() == own.resolve():
+    by_name = shutil.which("diffrl")
+    if by_name and Path(by_name).resolve() == started.resolve():
         return "diffrl"
-    return shlex.quote(os.path.relpath(own))
+    return shlex.quote(os.path.relpath(started))
 
 
 def timing_table(seconds: Mapping[str, float]) -> Table:
-    """Seconds of the iterations by phase and their shares; what lies outside iterations apart."""
+    """Return seconds of the iterations by phase and their shares; what lies outside iterations apart."""
     total = sum(seconds.get(phase, 0.0) for phase in PHASES)
     table = Table(title="Time of the iterations", title_justify="left")
     shown = [phase for phase in PHASES if phase in ALWAYS or seconds.get(phase)]

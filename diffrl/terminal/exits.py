@@ -164,7 +164,7 @@ def report_exit(stop: StopSignal, say: Callable[[str], None]) -> Iterator[None]:
 
 
 def broken_peer(error: BaseException, processes: int) -> bool:
-    """Whether an error says that another process of the run is gone."""
+    """Return whether an error says that another process of the run is gone."""
     if processes == 1 or isinstance(error, DiffrlError):
         return False
     from torch.distributed import DistError
@@ -173,7 +173,7 @@ def broken_peer(error: BaseException, processes: int) -> bool:
 
 
 def peer_gone(kept: str) -> DiffrlError:
-    """The error of a process that is left alone."""
+    """Return the error of a process that is left alone."""
     return DiffrlError(
         "Another process of this run has ended or no longer answers, and this one cannot go on without it. Why is said "
         "above, by that process or by the launcher; no message of its own means that it was killed, often by lack of "

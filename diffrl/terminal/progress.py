@@ -24,7 +24,7 @@ WIDTH = 60
 
 
 def sparkline(values: Sequence[float], width: int = WIDTH) -> str:
-    """A curve in one line of text: values averaged into at most `width` columns, lowest to highest."""
+    """Return a curve in one line of text: values averaged into at most `width` columns, lowest to highest."""
     values = [value for value in values if math.isfinite(value)]
     if not values:
         return ""

@@ -20,7 +20,7 @@ QUIET_SHARE = 0.05
 
 
 def duration(seconds: float) -> str:
-    """Seconds as 45s, 3m 05s or 2h 07m."""
+    """Return seconds as 45s, 3m 05s or 2h 07m."""
     whole = round(seconds)
     if whole < 60:
         return f"{whole}s"
@@ -72,7 +72,7 @@ class Seldom:
         self._begun = self._last = time.monotonic()
 
     def due(self) -> bool:
-        """Whether a line is due now; if so, it counts as written."""
+        """Return whether a line is due now; if so, it counts as written."""
         now = time.monotonic()
         if now - self._last < max(QUIET_SECONDS, QUIET_SHARE * (now - self._begun)):
             return False

@@ -12,6 +12,7 @@ from torch import Tensor
 from diffrl.config.schema import Config
 from diffrl.cost.meter import PhaseClock
 from diffrl.credit.assign import CreditRule, assign_credit, kept_edges
+from diffrl.credit.rules import reward_rule
 from diffrl.functional.advantages import gdpo_advantage
 from diffrl.functional.combine import scaled_reward
 from diffrl.models.adapter import Conditioning
@@ -87,7 +88,7 @@ class Crediting:
         }
 
     def rule(self) -> CreditRule:
-        """The credit section as the pure functions take it."""
+        """Return the credit section as the pure functions take it."""
         c = self.config.credit
         return CreditRule(
             reward=c.reward,
@@ -103,7 +104,7 @@ class Crediting:
         )
 
     def grad_mask(self, samples: Samples, credit: Credit) -> Tensor:
-        """(N,) bool, False for nodes whose edges pruning takes out of the gradient.
+        """Return (N,) bool, False for nodes whose edges pruning takes out of the gradient.
 
         Where a reference pulls at every step, those that lead to no used sample are out too: what was drawn only to
         check the ranking, or could not be scored, trains nothing. Elsewhere they have no credit to train with.
@@ -131,7 +132,14 @@ class Crediting:
         else:
             roots = root_addresses(forest, rollout.batch, self.config.run.seed)
             with self.clock("values"), s.meter.purpose("values"):
-                latents = complete(s.adapter, conditioning, forest, roots, rollout.edges, self.sampling.sampler())
+                latents = complete(
+                    adapter=s.adapter,
+                    conditioning=conditioning,
+                    forest=forest,
+                    roots=roots,
+                    edges=rollout.edges,
+                    sampler=self.sampling.sampler(),
+                )
         prompts = [rollout.batch.prompts[int(p)] for p in forest.prompt[nodes]]
         scorers = s.scorers_at(rollout.batch.iteration)
         scoring = Scoring(scorers, prompts, [rollout.batch.groups[int(p)] for p in forest.prompt[nodes]])
@@ -153,7 +161,7 @@ class Crediting:
         return values
 
     def _gdpo(self, iteration: int, table: RewardTable, groups: Tensor, usable: Tensor) -> Tensor:
-        """Each reward normalised in its group before it is weighted; the batch is all ranks' samples."""
+        """Return each reward normalised in its group before it is weighted; the batch is all ranks' samples."""
         scorers = [scorer for scorer in self.session.scorers_at(iteration) if scorer.weight != 0]
         rewards = torch.stack([scaled_reward(table.raw[s.name], s.shift, s.scale) for s in scorers], dim=1)
         ranks = self.session.ranks
@@ -196,13 +204,13 @@ class Crediting:
         }
 
     def _turning_metrics(self, credit: Credit) -> Metrics:
-        if self.config.credit.reward != "turning_point":
+        if not reward_rule(self.config.credit.reward).by_turns:
             return {}
         return {"credit/turning_edges": self.session.ranks.count(int(credit.turning.sum()))}
 
 
 def _log_prob(rollout: Rollout) -> Tensor:
-    """(N,) density of the edge that ends in each node, 0 at roots."""
+    """Return (N,) density of the edge that ends in each node, 0 at roots."""
     density = torch.zeros(len(rollout.forest.parent))
     density[rollout.edges.node.cpu()] = rollout.edges.old_log_prob.cpu()
     return density

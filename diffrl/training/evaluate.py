@@ -71,7 +71,7 @@ def draw(
     stream: str,
     each: Sink = ignore,
 ) -> tuple[list[Address], Tensor]:
-    """Held-out samples, each from the noise of its place.
+    """Return held-out samples, each from the noise of its place.
 
     Args:
         adapter: the policy.
@@ -87,7 +87,9 @@ def draw(
         Their initial noises' addresses and (S, 3, H, W) uint8 pictures, or (S, frames, 3, H, W).
     """
     rows = torch.tensor([row for row, _ in places], dtype=torch.int64)
-    addresses = [Address(stream, settings.seed, 0, row, root, ()) for row, root in places]
+    addresses = [
+        Address(stream=stream, seed=settings.seed, iteration=0, group=row, root=root, path=()) for row, root in places
+    ]
     sampler = Sampler(
         adapter.sigmas(settings.steps),
         solver=settings.solver,
@@ -125,7 +127,16 @@ def evaluate(
     places = [(i % len(prompts), i // len(prompts)) for i in mine]
     chosen = [prompts[row] for row, _ in places]
     scoring = Scoring(scorers, chosen)
-    addresses, images = draw(adapter, conditioning, prompts, places, settings, decode_batch, stream, scoring.add)
+    addresses, images = draw(
+        adapter=adapter,
+        conditioning=conditioning,
+        prompts=prompts,
+        places=places,
+        settings=settings,
+        decode_batch=decode_batch,
+        stream=stream,
+        each=scoring.add,
+    )
     table = ranks.raise_on_all_ranks(scoring.table)
     values = {**table.raw, **table.parts}
     names = ranks.shared_names(sorted(values))

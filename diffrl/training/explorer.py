@@ -24,7 +24,7 @@ def make_explorer(
     batches: Sequence[int],
     compile: bool = False,
 ) -> PolicyCopy:
-    """A checked copy: a whole forward of one sample, then every matrix product of the rollout's batch sizes.
+    """Return a checked copy: a whole forward of one sample, then every matrix product of the rollout's batch sizes.
 
     Args:
         policy: what is copied.
@@ -40,13 +40,15 @@ def make_explorer(
         ConfigError: this precision cannot be had here.
         PrecisionError: the copy does not compute what was asked for.
     """
-    copy = make_copy(policy.inner, precision, engine, exclude, device, compile)
+    copy = make_copy(
+        source=policy.inner, precision=precision, engine=engine, exclude=exclude, device=device, compile=compile
+    )
     copy.check(policy.inner, _trial(copy, policy.adapter, guidance_scale), sorted(set(batches)))
     return copy
 
 
 def _trial(copy: PolicyCopy, adapter: ModelAdapter, guidance_scale: float) -> Callable[[], None]:
-    """Runs the copy on one sample in place of the adapter's transformer."""
+    """Return runs the copy on one sample in place of the adapter's transformer."""
     if isinstance(adapter, EditingAdapter):
         grey = torch.full((3, adapter.height, adapter.width), 128, dtype=torch.uint8)
         conditioning = adapter.encode_edits(["a picture"], [grey])

@@ -66,7 +66,7 @@ class Gradient:
 def minibatches(
     prompt: Tensor, batch: PromptBatch, updates: int, seed: int, cell: Tensor | None = None
 ) -> list[Tensor]:
-    """Which units each update trains on: every unit once, each update an equal share of every prompt.
+    """Return which units each update trains on: every unit once, each update an equal share of every prompt.
 
     The shuffle is keyed by the prompt's group id, so it does not depend on how prompts are spread over ranks.
 
@@ -104,7 +104,7 @@ def accumulate_gradient(
     reference: Velocity | None,
     micro_batch: int,
 ) -> Gradient:
-    """Gradient of the sum of the mean losses over the terms of all ranks, whatever the micro-batch.
+    """Return gradient of the sum of the mean losses over the terms of all ranks, whatever the micro-batch.
 
     Units without anything to train count in the mean and are not evaluated.
 
@@ -152,14 +152,14 @@ def accumulate_gradient(
     norm = total_norm([p.grad for p in policy.parameters.values() if p.grad is not None])
     largest = torch.tensor([max(one.largest_ratio_error() for one in sums)])
     return Gradient(
-        loss_total,
-        norm,
-        means,
-        float(ranks.gather(largest).max()),
-        sum(len(piece) for calls in pieces for piece in calls),
-        sorted({prompt for one in sums for prompt in one.bad_prompts()}),
-        joined,
-        joined_reference,
+        loss=loss_total,
+        norm=norm,
+        metrics=means,
+        largest_ratio_error=float(ranks.gather(largest).max()),
+        evaluated=sum(len(piece) for calls in pieces for piece in calls),
+        bad_prompts=sorted({prompt for one in sums for prompt in one.bad_prompts()}),
+        joined=joined,
+        joined_reference=joined_reference,
     )
 
 
@@ -194,7 +194,7 @@ class _Sums:
         return set(torch.cat(self._bad).tolist()) - {-1} if self._bad else set()
 
     def row(self, names: Sequence[str]) -> list[float]:
-        """Sums of some metrics, 0 of those that there are none of, and the number of terms."""
+        """Return sums of some metrics, 0 of those that there are none of, and the number of terms."""
         sums = torch.stack(list(self.values.values())).tolist() if self.values else []
         read = dict(zip(self.values, sums, strict=True))
         return [read.get(name, 0.0) for name in names] + [self.count]
@@ -206,7 +206,7 @@ def _means(
     sums: Sequence[_Sums],
     planned: Sequence[float],
 ) -> tuple[dict[str, float], float]:
-    """Each loss's metrics as means over the evaluated terms of all ranks, and the total loss."""
+    """Return each loss's metrics as means over the evaluated terms of all ranks, and the total loss."""
     means: dict[str, float] = {}
     total = 0.0
     for (term, _, _), sum_of_loss, number in zip(shares, sums, planned, strict=True):
@@ -219,7 +219,7 @@ def _means(
 
 
 def _idle_passes(ranks: Ranks, passes: Sequence[int]) -> list[int]:
-    """How many passes of each loss this rank makes with nothing to train, because others need it to take part.
+    """Return how many passes of each loss this rank makes with nothing to train, because others need it to take part.
 
     DDP's ranks meet in their last pass only, so one will do for a rank without any. Ranks that share the weights
     meet in every call.

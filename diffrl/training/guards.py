@@ -81,7 +81,7 @@ def clip_note(error: float, config: Config) -> str | None:
 def failed_samples(
     table: RewardTable, groups: Tensor, prompts: Sequence[Prompt], action: Action, report: Report
 ) -> Tensor:
-    """Which samples may enter group statistics.
+    """Return which samples may enter group statistics.
 
     Args:
         table: rewards of S samples.
@@ -136,7 +136,7 @@ class UpdateGuard:
     learning: Learning = field(default_factory=Learning)
 
     def allows(self, loss: float, norm: float, ratio_error: float, approx_kl: float, culprits: Sequence[str]) -> bool:
-        """Whether to step; False skips this update.
+        """Return whether to step; False skips this update.
 
         Args:
             loss: of the update.

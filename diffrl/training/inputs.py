@@ -171,7 +171,7 @@ def _local_folder(model: ModelSettings) -> Path | None:
 
 
 def _part_files(folder: Path, variant: str | None) -> list[Path]:
-    """The files of a component that a pipeline is loaded from; other variants of its weights are copies."""
+    """Return the files of a component that a pipeline is loaded from; other variants of its weights are copies."""
     files = sorted(file for file in folder.iterdir() if file.is_file())
     weights = weights_of(folder, variant) or [f for f in files if f.suffix == ".bin"]
     return weights + [f for f in files if f.suffix in SETTINGS and not f.name.endswith(".index.json")]

@@ -59,7 +59,12 @@ class Trainer:
         self.crediting = Crediting(session, self.clock, self.sampling, self.guard, messages)
         writes = session.ranks.is_main
         self.trees = TreeRecorder(
-            self.config, session.adapter, session.transition, session.meter, self.clock, bool(writes)
+            config=self.config,
+            adapter=session.adapter,
+            transition=session.transition,
+            meter=session.meter,
+            clock=self.clock,
+            writes=bool(writes),
         )
         hacking = self.config.guards.reward_hacking
         self.hacking = RewardHackingMonitor(hacking, session.eval_scorers, self.ranks, messages.report)
@@ -69,12 +74,12 @@ class Trainer:
         self._missed = 0
 
     def iterations(self) -> Iterator[Iteration]:
-        """All that are left. Let go of each before asking for the next, or the samples of two are in memory."""
+        """Yield all that are left. Let go of each before asking for the next, or the samples of two are in memory."""
         while self.iteration < self.config.run.iterations:
             yield self.iterate()
 
     def iterate(self) -> Iteration:
-        """One iteration: the stations in their order."""
+        """Return one iteration: the stations in their order."""
         s = self.session
         batch = self.next_batch()
         conditioning = self.encoded(batch)
@@ -101,10 +106,12 @@ class Trainer:
         )
         metrics |= self.compilation()
         self.iteration += 1
-        return Iteration(self.iteration, samples, credit, grad_mask, metrics, trees)
+        return Iteration(
+            number=self.iteration, samples=samples, credit=credit, grad_mask=grad_mask, metrics=metrics, trees=trees
+        )
 
     def compilation(self) -> Metrics:
-        """How many graphs torch.compile has made of the policy, and what it left out, which is told once."""
+        """Return how many graphs torch.compile has made of the policy, and what it left out, which is told once."""
         compiled = [blocks for network in self.session.policy.networks() if (blocks := compiled_blocks(network))]
         missed = list(dict.fromkeys(why for blocks in compiled for why in blocks.missed))
         for why in missed[self._missed :]:
@@ -117,10 +124,17 @@ class Trainer:
         """This rank's prompts of the next iteration."""
         c, ranks = self.config, self.ranks
         world, rank = ranks.world, ranks.rank
-        return prompt_batch(self.session.prompts, c.prompts.per_iteration, c.run.seed, self.iteration, rank, world)
+        return prompt_batch(
+            prompts=self.session.prompts,
+            per_iteration=c.prompts.per_iteration,
+            seed=c.run.seed,
+            iteration=self.iteration,
+            rank=rank,
+            world_size=world,
+        )
 
     def encoded(self, batch: PromptBatch) -> Conditioning:
-        """The batch's prompts as the network takes them, one row a prompt.
+        """Return the batch's prompts as the network takes them, one row a prompt.
 
         Raises:
             SourceError: an image to edit cannot be read any more; on all ranks. Nothing was drawn yet.
@@ -138,20 +152,20 @@ class Trainer:
         return conditioning
 
     def evaluate(self) -> Evaluation:
-        """Held-out prompts from held-out noise; with an EMA, the averaged weights are what is evaluated."""
+        """Return held-out prompts from held-out noise; with an EMA, the averaged weights are what is evaluated."""
         s, c = self.session, self.config
         ema = self.updater.ema
         averaged = ema.applied() if ema else nullcontext()
         with self.clock("evaluation"), s.meter.purpose("evaluation"), averaged:
             evaluation = evaluate(
-                self.ranks,
-                s.adapter,
-                self.eval_conditioning,
-                s.eval_prompts,
-                s.eval_scorers,
-                c.eval,
-                c.rollout.decode_batch,
-                noise_stream(c.prompts.held_out),
+                ranks=self.ranks,
+                adapter=s.adapter,
+                conditioning=self.eval_conditioning,
+                prompts=s.eval_prompts,
+                scorers=s.eval_scorers,
+                settings=c.eval,
+                decode_batch=c.rollout.decode_batch,
+                stream=noise_stream(c.prompts.held_out),
             )
         s.meter.decodes += len(evaluation.images)
         s.meter.reward_calls += len(evaluation.images) * len(s.eval_scorers)
@@ -160,7 +174,7 @@ class Trainer:
         return evaluation
 
     def compare(self, evaluation: Evaluation) -> Metrics:
-        """An evaluation against the best so far, as the reward-hacking monitor sees it."""
+        """Return an evaluation against the best so far, as the reward-hacking monitor sees it."""
         weighted = self.session.scorers_at(max(self.iteration - 1, 0))
         return self.hacking.compare(evaluation, self.config.eval.samples, weighted)
 
@@ -170,13 +184,13 @@ class Trainer:
         return self.encode(self.session.eval_prompts)
 
     def counts(self) -> dict[str, float]:
-        """What the run has asked for since it began, over all ranks, as `CostMeter.state` names it."""
+        """Return what the run has asked for since it began, over all ranks, as `CostMeter.state` names it."""
         counts = self.session.meter.state()
         joined = self.ranks.sum(torch.tensor([float(count) for count in counts.values()])).tolist()
         return {name: value + self._counts_before.get(name, 0.0) for name, value in zip(counts, joined, strict=True)}
 
     def peak_memory(self) -> int:
-        """The most memory that this rank's process, or one that it resumed, has held, in bytes."""
+        """Return the most memory that this rank's process, or one that it resumed, has held, in bytes."""
         return max(self._peak_before, peak_bytes(self.session.device))
 
     def state(self) -> dict[str, Any]:

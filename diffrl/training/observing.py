@@ -29,7 +29,7 @@ class UpdateObserver:
         """
 
     def heard(self, purpose: str, velocity: Velocity) -> Velocity:
-        """The same velocities without gradient, asked for this purpose."""
+        """Return the same velocities without gradient, asked for this purpose."""
 
         @torch.no_grad()
         def asked(latents: Tensor, sigma: Tensor, prompt: Tensor) -> Tensor:

@@ -19,7 +19,7 @@ BITSANDBYTES = (0, 50)
 def learning_rate_factor(
     update: int, total: int, schedule: Literal["constant", "cosine"], warmup: int = 0, final: float = 0.1
 ) -> float:
-    """What the base learning rate is multiplied with.
+    """Return what the base learning rate is multiplied with.
 
     Args:
         update: updates already done, from 0.
@@ -50,7 +50,7 @@ def make_optimizer(
     eps: float,
     weight_decay: float,
 ) -> torch.optim.Optimizer:
-    """AdamW from torch, or its 8-bit form from bitsandbytes.
+    """Return AdamW from torch, or its 8-bit form from bitsandbytes.
 
     Raises:
         NotHereError: the 8-bit form was asked for without bitsandbytes, or with one that has none for CPUs.

@@ -53,7 +53,7 @@ def code_of(name: str) -> dict[str, str]:
 
 
 def _imported(path: Path, root: Path) -> Iterator[Path]:
-    """The files below a folder that a module imports, wherever in it."""
+    """Yield the files below a folder that a module imports, wherever in it."""
     for node in ast.walk(ast.parse(path.read_bytes())):
         base, names = root, []
         if isinstance(node, ast.Import):

@@ -70,7 +70,7 @@ class Policy:
         return {name: parameter for name, parameter in self.inner.named_parameters() if parameter.requires_grad}
 
     def networks(self) -> list[nn.Module]:
-        """The trained transformer and, where it is a network of its own, the reference."""
+        """Return the trained transformer and, where it is a network of its own, the reference."""
         return [self.inner] if self._reference is None else [self.inner, self._reference]
 
     @property
@@ -97,7 +97,7 @@ class Policy:
         return [*shard_network(self.inner, mesh, widen=self.lora is None), *reference]
 
     def state(self) -> dict[str, Tensor]:
-        """The trained weights by name."""
+        """Return the trained weights by name."""
         return {name: parameter.detach() for name, parameter in self.parameters.items()}
 
     @torch.no_grad()

@@ -115,7 +115,7 @@ def _texts(prompts: Iterable[Prompt]) -> list[str]:
 
 
 def _readers(scorers: Sequence[WeightedScorer]) -> list[TextReader]:
-    """The rewards that say how far they read; stand-ins, which have no tokenizer, do not."""
+    """Return the rewards that say how far they read; stand-ins, which have no tokenizer, do not."""
     made = []
     for one in scorers:
         reading = None if isinstance(one.scorer, type) or not one.scorer.spec.uses_prompt else reading_of(one.scorer)

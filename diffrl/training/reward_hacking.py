@@ -55,7 +55,7 @@ class MonitorState:
                 self.first.setdefault(name, value)
 
     def take(self) -> dict[str, float]:
-        """Means since the last call, which begin anew."""
+        """Return means since the last call, which begin anew."""
         means = {name: total / self.counts[name] for name, total in self.sums.items()}
         self.sums, self.counts = {}, {}
         return means
@@ -169,7 +169,7 @@ class RewardHackingMonitor:
             raise GuardStop(self.verdict)
 
     def _change(self, scorer: WeightedScorer, evaluation: Evaluation, means: Mapping[str, float]) -> tuple[float, bool]:
-        """A held-out reward against its best so far, in standard deviations, <= 0; and whether that is too far.
+        """Return a held-out reward against its best so far, in standard deviations, <= 0; and whether that is too far.
 
         The unit is the larger deviation of the two evaluations, and the fall must be four standard errors of the
         difference: a pass or fail that begins near 0 has hardly any deviation then.
@@ -193,7 +193,7 @@ class RewardHackingMonitor:
         return -fall / unit, fall > self.settings.held_out_drop * unit and fall > 4 * error
 
     def _rose(self, scorer: WeightedScorer, means: Mapping[str, float], rewards: Sequence[WeightedScorer]) -> bool:
-        """Whether the training reward is above what it was when the held-out reward was at its best."""
+        """Return whether the training reward is above what it was when the held-out reward was at its best."""
         then = self.state.best[scorer.name]["rewards"] or self.state.first
         known = [r for r in rewards if r.weight != 0 and f"{RAW}{r.name}" in means and f"{RAW}{r.name}" in then]
         return sum(r.weight * (means[f"{RAW}{r.name}"] - then[f"{RAW}{r.name}"]) / r.scale for r in known) > 0

@@ -78,7 +78,7 @@ class Sampling:
         return self.session.config
 
     def sampler(self) -> Sampler:
-        """How the training precision draws."""
+        """Return how the training precision draws."""
         return full_sampler(self.config.rollout, self.session.sigmas, self.session.transition)
 
     def draw(self, batch: PromptBatch, conditioning: Conditioning, tracer: Tracer | None = None) -> Samples:
@@ -104,7 +104,7 @@ class Sampling:
         return Samples(rollout, table, exploration, chosen, self.explored(settings, keep, audit))
 
     def explored(self, settings: ExploreSettings, keep: int, audit: int) -> dict[str, Any]:
-        """How this iteration's pool was drawn, and how many of a prompt were taken from it."""
+        """Return how this iteration's pool was drawn, and how many of a prompt were taken from it."""
         as_configured = not self.watch.fallen_back
         copy = self.session.copy if as_configured else None
         return {
@@ -120,19 +120,19 @@ class Sampling:
     def regenerate(
         self, batch: PromptBatch, conditioning: Conditioning, forest: Forest, tracer: Tracer | None = None
     ) -> tuple[Rollout, RewardTable]:
-        """A forest in the training precision, with all steps; scored while it is drawn."""
+        """Return a forest in the training precision, with all steps; scored while it is drawn."""
         s, scorers = self.session, self.session.scorers_at(batch.iteration)
         s.meter.decodes += len(forest)
         s.meter.reward_calls += len(forest) * len(scorers)
         scoring = Scoring(scorers, *samples_of(batch, forest))
         with s.meter.purpose("rollout"):
             rollout = regenerate(
-                s.adapter,
-                conditioning,
-                batch,
-                forest,
-                root_addresses(forest, batch, self.config.run.seed),
-                self.sampler(),
+                adapter=s.adapter,
+                conditioning=conditioning,
+                batch=batch,
+                forest=forest,
+                roots=root_addresses(forest, batch, self.config.run.seed),
+                sampler=self.sampler(),
                 record=list(forest.branching) if self.config.records_steps else (),
                 predict=self.config.credit.value == "predicted_x0",
                 observe=() if tracer is None else tracer.observers(forest),
@@ -165,14 +165,14 @@ class Sampling:
         s.meter.reward_calls += len(pool) * len(scorers)
         with s.meter.purpose("explore"):
             proxy = draw_pool(
-                s.adapter,
-                copy,
-                conditioning,
-                batch,
-                pool,
-                self.config.run.seed,
-                sampler,
-                scorers,
+                adapter=s.adapter,
+                copy=copy,
+                conditioning=conditioning,
+                batch=batch,
+                pool=pool,
+                seed=self.config.run.seed,
+                sampler=sampler,
+                scorers=scorers,
                 decode_batch=self.config.rollout.decode_batch,
                 clock=self.clock,
                 prompts_at_once=self.config.rollout.prompts_at_once,
@@ -225,7 +225,7 @@ class Sampling:
 
 
 def full_sampler(rollout: RolloutSettings, sigmas: Tensor, transition: Transition | None) -> Sampler:
-    """How samples are drawn with all steps.
+    """Return how samples are drawn with all steps.
 
     Args:
         rollout: the section.
@@ -235,7 +235,16 @@ def full_sampler(rollout: RolloutSettings, sigmas: Tensor, transition: Transitio
     r = rollout
     correlation = math.inf if r.tree.correlation is None else r.tree.correlation
     dtype: torch.dtype = getattr(torch, r.latents_dtype)
-    return Sampler(sigmas, None, transition, correlation, r.solver, r.guidance_scale, r.micro_batch, dtype)
+    return Sampler(
+        sigmas=sigmas,
+        levels=None,
+        transition=transition,
+        correlation=correlation,
+        solver=r.solver,
+        guidance_scale=r.guidance_scale,
+        micro_batch=r.micro_batch,
+        latents_dtype=dtype,
+    )
 
 
 def draw_pool(
@@ -254,7 +263,7 @@ def draw_pool(
     each: Sink = ignore,
     ranks: Ranks | None = None,
 ) -> RewardTable:
-    """Rewards of a pool's pictures, which are let go of once they are scored; without latents and densities.
+    """Return rewards of a pool's pictures, which are let go of once they are scored; without latents and densities.
 
     Args:
         adapter: the model.
@@ -282,20 +291,28 @@ def draw_pool(
             part = subset(pool, samples)
             roots = root_addresses(part, batch, seed)
             explore(
-                adapter, conditioning, batch, part, roots, sampler, decode_batch=decode_batch, clock=clock, each=take
+                adapter=adapter,
+                conditioning=conditioning,
+                batch=batch,
+                forest=part,
+                roots=roots,
+                sampler=sampler,
+                decode_batch=decode_batch,
+                clock=clock,
+                each=take,
             )
     with clock("reward"):
         return scoring.table() if ranks is None else ranks.raise_on_all_ranks(scoring.table)
 
 
 def samples_of(batch: PromptBatch, forest: Forest) -> tuple[list[Prompt], list[int]]:
-    """The prompt and the group of every sample."""
+    """Return the prompt and the group of every sample."""
     rows = forest.sample_prompt.tolist()
     return [batch.prompts[row] for row in rows], [batch.groups[row] for row in rows]
 
 
 def fidelity_metrics(ranks: Ranks, samples: Samples) -> dict[str, float | int]:
-    """Agreement of proxy and true rewards, as means over prompts of all ranks.
+    """Return agreement of proxy and true rewards, as means over prompts of all ranks.
 
     The chosen samples alone are a biased sample: they are the extremes. `audit_tau` rests on pairs with an audited
     member only; both it and the others are NaN where nothing differs.
@@ -325,13 +342,13 @@ def fidelity_metrics(ranks: Ranks, samples: Samples) -> dict[str, float | int]:
 
 
 def _differ(rewards: Tensor) -> bool:
-    """Whether the rewards that are known are not all equal."""
+    """Return whether the rewards that are known are not all equal."""
     known = rewards[rewards.isfinite()]
     return len(known) > 1 and bool((known != known[0]).any())
 
 
 def single_child_splits(forest: Forest) -> int:
-    """Splits of which selection left one child only: siblings cannot be compared there."""
+    """Return splits of which selection left one child only: siblings cannot be compared there."""
     families = torch.bincount(forest.parent[forest.parent >= 0], minlength=len(forest.parent))
     splitting = [step for step, children in forest.branching.items() if children > 1]
     ends = torch.isin(forest.step, torch.tensor(splitting, dtype=torch.int64))

@@ -28,7 +28,7 @@ def make_scorers(
     copies: Copies | None = None,
     first: int = 0,
 ) -> list[WeightedScorer]:
-    """The configured scorers, on their devices, for pictures or for videos of `fps` frames per second.
+    """Return the configured scorers, on their devices, for pictures or for videos of `fps` frames per second.
 
     Args:
         settings: a list of rewards.
@@ -68,7 +68,19 @@ def make_scorers(
         else:
             lane = lanes.setdefault(key, Lane(key, None if scorer.spec.remote else own_device))
         size = s.batch_size or scorer.spec.batch_size
-        made.append(WeightedScorer(s.key, scorer, s.weight, s.shift, s.scale, size, fps, lane, s.timeout))
+        made.append(
+            WeightedScorer(
+                name=s.key,
+                scorer=scorer,
+                weight=s.weight,
+                shift=s.shift,
+                scale=s.scale,
+                batch_size=size,
+                fps=fps,
+                lane=lane,
+                timeout=s.timeout,
+            )
+        )
     return made
 
 

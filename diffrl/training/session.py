@@ -103,7 +103,7 @@ class Session:
         return self.ranks.device
 
     def scorers_at(self, iteration: int) -> list[WeightedScorer]:
-        """The training rewards that are asked in an iteration, with their weights there."""
+        """Return the training rewards that are asked in an iteration, with their weights there."""
         pairs = zip(self.scorers, self.config.rewards, strict=True)
         return [replace(s, weight=r.weight_at(iteration)) for s, r in pairs if r.asked(iteration)]
 
@@ -116,7 +116,7 @@ def encoders_of(adapter: ModelAdapter) -> list[TextReader]:
 
 
 def open_copy(config: Config, policy: Policy, device: torch.device) -> PolicyCopy | None:
-    """The low-precision copy that explores, checked; None if the policy itself does.
+    """Return the low-precision copy that explores, checked; None if the policy itself does.
 
     Raises:
         ConfigError: this precision cannot be had here.
@@ -128,18 +128,25 @@ def open_copy(config: Config, policy: Policy, device: torch.device) -> PolicyCop
     r, pool = config.rollout, e.candidates * config.prompts.per_iteration
     batches = (1, min(r.micro_batch, pool))
     return make_explorer(
-        policy, e.precision, e.engine, config.explore_exclude, device, r.guidance_scale, batches, e.compile
+        policy=policy,
+        precision=e.precision,
+        engine=e.engine,
+        exclude=config.explore_exclude,
+        device=device,
+        guidance_scale=r.guidance_scale,
+        batches=batches,
+        compile=e.compile,
     )
 
 
 def rollout_sigmas(adapter: ModelAdapter, config: Config) -> Tensor:
-    """The rollout's grid: (T + 1,) from 1 to 0."""
+    """Return the rollout's grid: (T + 1,) from 1 to 0."""
     r = config.rollout
     return adapter.sigmas(r.steps) if r.grid == "stock" else merged_end(adapter.sigmas(r.steps + 1))
 
 
 def open_transition(config: Config, sigmas: Tensor) -> Transition | None:
-    """The dynamics of the stochastic steps; None if no step is stochastic."""
+    """Return the dynamics of the stochastic steps; None if no step is stochastic."""
     if config.rollout.dynamics is None:
         return None
     dynamics = config.rollout.dynamics
@@ -184,7 +191,7 @@ def require_noise(transition: Transition, sigmas: Tensor, steps: Iterable[int], 
 
 
 def make_losses(config: Config, transition: Transition | None) -> list[LossTerm]:
-    """The configured objective as the losses that an update adds up."""
+    """Return the configured objective as the losses that an update adds up."""
     context = RunContext(transition, config.run.seed, config.old_is_policy)
     return [
         LossTerm(loss.objective, loss.weight, config.loss_guidance(loss.guidance))
@@ -193,7 +200,7 @@ def make_losses(config: Config, transition: Transition | None) -> list[LossTerm]
 
 
 def open_adapter(config: Config, device: torch.device) -> ModelAdapter:
-    """The configured model on a device."""
+    """Return the configured model on a device."""
     m = config.model
     options: dict[str, Any] = m.options
     return load_adapter(

@@ -64,7 +64,7 @@ class Updater:
         return self.old.applied() if self.old else nullcontext()
 
     def velocities(self, conditioning: Conditioning) -> list[Velocity]:
-        """The policy's, as each loss is given them."""
+        """Return the policy's, as each loss is given them."""
         return [velocity_of(self.session.adapter, conditioning, loss.guidance) for loss in self.session.losses]
 
     def gate(self, rollout: Rollout, predict: Sequence[Velocity]) -> None:
@@ -81,7 +81,7 @@ class Updater:
                         self.messages.report(note)
 
     def _largest(self, errors: Sequence[tuple[int, float]]) -> list[tuple[int, float]]:
-        """The largest error of each step over all ranks; every rank brings the same steps."""
+        """Return the largest error of each step over all ranks; every rank brings the same steps."""
         if not errors:
             return []
         worst = self.session.ranks.gather(torch.tensor([[error for _, error in errors]])).amax(0)
@@ -90,7 +90,7 @@ class Updater:
     def examples(
         self, rollout: Rollout, credit: Credit, grad_mask: Tensor, predict: Sequence[Velocity]
     ) -> list[Examples]:
-        """What each loss trains on; what it asks of the old policy is asked here."""
+        """Return what each loss trains on; what it asks of the old policy is asked here."""
         losses = self.session.losses
         phase = "old" if any(loss.objective.needs_old_velocity for loss in losses) else "update"
         with self.clock(phase), self.old_policy():
@@ -104,7 +104,7 @@ class Updater:
     def update(
         self, rollout: Rollout, examples: Sequence[Examples], predict: Sequence[Velocity], conditioning: Conditioning
     ) -> Metrics:
-        """The iteration's optimiser updates."""
+        """Return the iteration's optimiser updates."""
         with self.clock("update"):
             self._count_inactive(examples)
             before = velocity_of(self.session.adapter, conditioning, self.config.kl_guidance)
@@ -147,7 +147,7 @@ class Updater:
     def _retake_densities(
         self, examples: Sequence[Examples], shares: Sequence[Sequence[Tensor]], predict: Sequence[Velocity]
     ) -> list[Examples]:
-        """Densities of steps in the update's own batches; see `training.densities`."""
+        """Return densities of steps in the update's own batches; see `training.densities`."""
         policy = [self.observer.heard("old", velocity) for velocity in predict]
         with self.clock("old"):
             retaken, idle = own_densities(self.session.losses, examples, shares, policy, self.config.train.micro_batch)
@@ -162,7 +162,7 @@ class Updater:
         reference: Velocity,
         first: bool,
     ) -> list[Examples]:
-        """What an update's losses need to know before it, without gradient."""
+        """Return what an update's losses need to know before it, without gradient."""
         prepared = []
         for loss, part, index, velocity in zip(self.session.losses, examples, share, predict, strict=True):
             if self.config.retakes_densities:
@@ -174,11 +174,18 @@ class Updater:
     def _accumulate(
         self, examples: Sequence[Examples], share: Sequence[Tensor], predict: Sequence[Velocity], reference: Velocity
     ) -> Gradient:
-        """The gradient of an update."""
+        """Return the gradient of an update."""
         s = self.session
         parts = list(zip(s.losses, examples, share, strict=True))
         with self.observer.during("update"):
-            gradient = accumulate_gradient(s.ranks, s.policy, parts, predict, reference, self.config.train.micro_batch)
+            gradient = accumulate_gradient(
+                ranks=s.ranks,
+                policy=s.policy,
+                shares=parts,
+                predict=predict,
+                reference=reference,
+                micro_batch=self.config.train.micro_batch,
+            )
         self.observer.left_out([-count for count in gradient.joined], -gradient.joined_reference)
         return gradient
 
@@ -213,7 +220,7 @@ class Updater:
 
 
 def reference_of(policy: Policy, predict: Velocity) -> Velocity:
-    """The same velocities of the model before alignment, without gradient."""
+    """Return the same velocities of the model before alignment, without gradient."""
 
     @torch.no_grad()
     def reference(latents: Tensor, sigma: Tensor, prompt: Tensor) -> Tensor:
@@ -224,7 +231,7 @@ def reference_of(policy: Policy, predict: Velocity) -> Velocity:
 
 
 def update_metrics(gradients: Sequence[Gradient], rates: Sequence[float]) -> dict[str, float]:
-    """An iteration's updates in one row: means over the updates that have them, and the largest ratio error.
+    """Return an iteration's updates in one row: means over the updates that have them, and the largest ratio error.
 
     Args:
         gradients: of its updates.

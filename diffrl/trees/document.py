@@ -13,6 +13,7 @@ from torch import Tensor
 
 from diffrl.config.objective import ObjectiveSettings
 from diffrl.config.schema import Config
+from diffrl.credit.rules import recorded_rule
 from diffrl.records import Credit, CreditDetail, Forest, Rollout, Samples
 from diffrl.rollout.tree import paths_to, sample_paths
 from diffrl.trees.record import TreeLeaf, TreeNode, TreeRecord
@@ -48,7 +49,7 @@ def trained_edges(objective: ObjectiveSettings, rollout: Rollout, credit: Credit
 
 
 def trained_samples(objective: ObjectiveSettings, credit: Credit) -> Tensor:
-    """(S,) bool, the samples that were in the loss as a whole with a weight: used, and credited or pulled."""
+    """Return (S,) bool, the samples that were in the loss as a whole with a weight: used, and credited or pulled."""
     if not objective.trains_samples:
         return torch.zeros_like(credit.used)
     return credit.used if objective.trains_uncredited("samples") else credit.used & (credit.outcome != 0)
@@ -64,7 +65,7 @@ def sketch(
     rule: Mapping[str, Any],
     weights: Mapping[str, Mapping[str, float]],
 ) -> Sketch:
-    """One prompt's tree: the pool's where there is one, else the rollout's.
+    """Return one prompt's tree: the pool's where there is one, else the rollout's.
 
     Args:
         config: of the run.
@@ -79,7 +80,9 @@ def sketch(
     forest, redrawn, sample_of = _shown(samples)
     rows = torch.nonzero(forest.prompt == row).flatten()
     number = {node: i for i, node in enumerate(rows.tolist())}
-    leaves = _leaves(config.objective, samples, credit, forest, sample_of, number)
+    leaves = _leaves(
+        objective=config.objective, samples=samples, credit=credit, forest=forest, sample_of=sample_of, number=number
+    )
     values, credited, advantages, ratios = (
         _numbers(column) for column in (credit.values, credit.step_reward, credit.advantage, ratio)
     )
@@ -89,12 +92,12 @@ def sketch(
     trains = trained_edges(config.objective, samples.rollout, credit, kept).tolist()
     used = paths_to(samples.rollout.forest, torch.nonzero(credit.used).flatten())
     pruned, places = (used & ~kept).tolist(), redrawn[rows].tolist()
-    turns = _turns(detail, places) if rule.get("reward") == "turning_point" else None
+    turns = _turns(detail, places) if recorded_rule(rule.get("reward")).by_turns else None
     turning, sigmas = credit.turning.tolist(), [_digits(sigma) for sigma in samples.rollout.sigmas.tolist()]
     shape = zip(*(c[rows].tolist() for c in (forest.parent, forest.step, forest.child, forest.root)), strict=True)
     nodes = []
     for i, ((parent, step, child, root), own, node) in enumerate(zip(shape, places, number, strict=True)):
-        is_drawn, is_edge = own >= 0, own >= 0 and parent >= 0
+        is_sampled, is_edge = own >= 0, own >= 0 and parent >= 0
         nodes.append(
             TreeNode(
                 id=i,
@@ -103,8 +106,8 @@ def sketch(
                 child=child,
                 step=step if step >= 0 else None,
                 sigma=sigmas[step + 1],
-                drawn=is_drawn,
-                value=values[own] if is_drawn else None,
+                sampled=is_sampled,
+                value=values[own] if is_sampled else None,
                 credited=credited[own] if is_edge else None,
                 advantage=advantages[own] if is_edge else None,
                 turning=is_edge and turning[own],
@@ -208,12 +211,12 @@ def _turns(detail: CreditDetail, places: Sequence[int]) -> dict[int, dict[int, b
 
 
 def reworded(reason: str, number: Mapping[int, int]) -> str:
-    """A reason that names a node of the whole pool, with the node's number in the record instead."""
+    """Return a reason that names a node of the whole pool, with the node's number in the record instead."""
     return NODE.sub(lambda match: f"node {number[int(match[1])]}", reason)
 
 
 def _digits(value: float) -> float:
-    """A float32 in the digits that it has."""
+    """Return a float32 in the digits that it has."""
     return float(f"{value:.8g}")
 
 

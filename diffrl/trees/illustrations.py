@@ -31,12 +31,12 @@ def illustration(media: Tensor) -> Tensor:
 
 
 def pace(media: Tensor) -> float:
-    """The share of its frames that a clip's illustration keeps; 1 of a picture."""
+    """Return the share of its frames that a clip's illustration keeps; 1 of a picture."""
     return min(1.0, FRAMES / len(media)) if media.ndim > 3 else 1.0
 
 
 def most(asked: int | None, media: Tensor) -> int:
-    """How many predicted pictures a tree keeps, and how many of its candidates'.
+    """Return how many predicted pictures a tree keeps, and how many of its candidates'.
 
     Args:
         asked: track.trees.pictures.

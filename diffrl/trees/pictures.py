@@ -13,9 +13,9 @@ from diffrl.models.images import BrokenPictureError
 from diffrl.models.pipeline import held
 from diffrl.trees.document import Sketch
 from diffrl.trees.illustrations import illustration, most, pace
-from diffrl.trees.pushes import Pushes
-from diffrl.trees.record import PUSHED, TreeRecord, node_picture, proxy_picture, push_picture
+from diffrl.trees.record import EFFECT_IMAGES, TreeRecord, effect_image, node_picture, proxy_picture
 from diffrl.trees.tracing import Trace
+from diffrl.trees.update_effects import UpdateEffects
 
 
 @dataclass(frozen=True)
@@ -40,7 +40,7 @@ def with_pictures(
     adapter: ModelAdapter,
     decode_batch: int,
     asked: int | None,
-    pushes: Pushes | None = None,
+    effects: UpdateEffects | None = None,
 ) -> KeptTree:
     """Add illustrations: of all finished samples, of what was predicted at inner nodes, of splits, of candidates.
 
@@ -51,19 +51,19 @@ def with_pictures(
         adapter: decodes the predicted ones.
         decode_batch: pictures a decoder call.
         asked: track.trees.pictures, how many of inner nodes, in the order of `pictured`.
-        pushes: of splits that train; each has three pictures beside the node's own.
+        effects: of splits that train; each has three pictures beside the node's own.
     """
     record = sketch.record
     pictures = {node_picture(i): illustration(images[own]) for i, own in enumerate(sketch.sample) if own >= 0}
-    inner, splits = _affordable(sketch, pushes, most(asked, images[0]))
+    inner, splits = _affordable(sketch, effects, most(asked, images[0]))
     rows = torch.searchsorted(trace.nodes, torch.tensor([sketch.node[i] for i in inner], dtype=torch.int64))
     with held(adapter, "vae"):  # it travels once for all calls
         decoded = decode_whole(adapter, trace.predicted[rows.to(trace.predicted.device)], decode_batch)
         pictures |= {node_picture(i): image for i, image in zip(inner, decoded, strict=True) if image is not None}
         for row, i in splits.items():
-            assert pushes is not None
-            shown = decode_whole(adapter, pushes.predictions(row), decode_batch)
-            named = zip((push_picture(which, i) for which in PUSHED), shown, strict=True)
+            assert effects is not None
+            shown = decode_whole(adapter, effects.predictions(row), decode_batch)
+            named = zip((effect_image(which, i) for which in EFFECT_IMAGES), shown, strict=True)
             pictures |= {name: image for name, image in named if image is not None}
     proxies = ((i, trace.proxies.get(place)) for i, place in enumerate(sketch.candidate))
     pictures |= {proxy_picture(i): proxy for i, proxy in proxies if proxy is not None}
@@ -71,29 +71,29 @@ def with_pictures(
     for node in record.nodes:
         own, proxy = node_picture(node.id), proxy_picture(node.id)
         leaf = node.leaf and replace(node.leaf, proxy_picture=proxy if proxy in pictures else None)
-        kept = {which: name for which in PUSHED if (name := push_picture(which, node.id)) in pictures}
-        pushed = node.pushed and replace(node.pushed, **kept)
-        nodes.append(replace(node, picture=own if own in pictures else None, leaf=leaf, pushed=pushed))
+        kept = {which: name for which in EFFECT_IMAGES if (name := effect_image(which, node.id)) in pictures}
+        effect = node.update_effect and replace(node.update_effect, **kept)
+        nodes.append(replace(node, picture=own if own in pictures else None, leaf=leaf, update_effect=effect))
     return KeptTree(replace(record, nodes=nodes), pictures, pace(images[0]))
 
 
-def _affordable(sketch: Sketch, pushes: Pushes | None, left: int) -> tuple[list[int], dict[int, int]]:
-    """Inner nodes whose pictures are kept, and of splits whose three are kept the row in `pushes` and the node."""
+def _affordable(sketch: Sketch, effects: UpdateEffects | None, left: int) -> tuple[list[int], dict[int, int]]:
+    """Inner nodes whose pictures are kept, and of splits whose three are kept the row in `effects` and the node."""
     inner, splits = list[int](), dict[int, int]()
     for i in pictured(sketch.record):
         if left < 1:
             break
         inner.append(i)
         left -= 1
-        row = pushes.pictured(sketch.node[i]) if pushes is not None else None
-        if row is not None and left >= len(PUSHED):
+        row = effects.pictured(sketch.node[i]) if effects is not None else None
+        if row is not None and left >= len(EFFECT_IMAGES):
             splits[row] = i
-            left -= len(PUSHED)
+            left -= len(EFFECT_IMAGES)
     return inner, splits
 
 
 def pictured(record: TreeRecord) -> list[int]:
-    """Inner nodes that were drawn, those first whose pictures tell most.
+    """Return inner nodes that were drawn, those first whose pictures tell most.
 
     That is the path to the best sample, then to the worst, the second best, and so on; last, in the order of the nodes,
     what leads to no scored sample.
@@ -108,7 +108,7 @@ def pictured(record: TreeRecord) -> list[int]:
             path.append(above)
             above = record.nodes[above].parent
         order |= dict.fromkeys(reversed(path))
-    inner = {node.parent for node in record.nodes if node.parent is not None and node.drawn}
+    inner = {node.parent for node in record.nodes if node.parent is not None and node.sampled}
     return [*order, *sorted(inner - order.keys())]
 
 

@@ -17,14 +17,14 @@ _DOCUMENT = TypeAdapter(TreeRecord)
 
 
 def list_trees(run_dir: Path) -> list[tuple[int, int]]:
-    """Iteration and group of the trees that were kept, ascending."""
+    """Return iteration and group of the trees that were kept, ascending."""
     folders = (run_dir / TREES).iterdir() if (run_dir / TREES).is_dir() else ()
     found = [match for folder in folders if (match := NAME.fullmatch(folder.name)) and (folder / DOCUMENT).is_file()]
     return sorted((int(match[1]), int(match[2])) for match in found)
 
 
 def read_tree(run_dir: Path, iteration: int, group: int) -> TreeRecord:
-    """A tree that was kept.
+    """Return a tree that was kept.
 
     Raises:
         DiffrlError: it is missing, no tree, or lies elsewhere.
@@ -47,7 +47,7 @@ def read_tree(run_dir: Path, iteration: int, group: int) -> TreeRecord:
 
 
 def _first(error: ValidationError) -> str:
-    """The first of the document's faults, with its place."""
+    """Return the first of the document's faults, with its place."""
     fault = error.errors(include_url=False, include_input=False)[0]
     at = ".".join(str(part)[:40] for part in fault["loc"][:6])
     return f"{at}: {fault['msg']}" if at else str(fault["msg"])
@@ -65,7 +65,7 @@ def _require_order(record: TreeRecord) -> None:
 def _require_leaves(record: TreeRecord) -> None:
     """What pulls at a split, and what turns at a step, are samples of this tree."""
     for node in record.nodes:
-        for number in (*(node.pushed.pulls if node.pushed else ()), *(node.turns or ())):
+        for number in (*(node.update_effect.pulls if node.update_effect else ()), *(node.turns or ())):
             if not 0 <= number < len(record.nodes) or record.nodes[number].leaf is None:
                 raise ValueError(f"node {number}, named by node {node.id}, is no sample")
 

@@ -6,7 +6,8 @@
     trees/000020-3/aim-12.webp     the prediction that training asks for at the split of node 12; before-12 and after-12
                                    are what the network predicted there before and after the updates
 
-`trees.read` reads it with neither torch nor PIL. Keys may be added; older records lack them, and read as unknown.
+`trees.read` reads it with neither torch nor PIL. Keys may be added; older records lack them, and read as
+unknown. Older ones say "drawn" of what is sampled and "pushed" of an update's effect.
 """
 
 from __future__ import annotations
@@ -15,7 +16,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Annotated, Any, ClassVar, Literal
 
-from pydantic import ConfigDict, Field
+from pydantic import AliasChoices, ConfigDict, Field
 
 STRICT = ConfigDict(strict=True, extra="forbid", allow_inf_nan=False)
 """How a document is read: no other keys, no text for a number, no number without end."""
@@ -32,11 +33,11 @@ class TreeLeaf:
 
     Args:
         path: the child taken at each split, () for chains.
-        proxy: weighted reward of the cheaply drawn picture; None without an exploring stage, or where it failed.
+        proxy: weighted reward of the cheaply generated picture; None without an exploring stage, or where it failed.
         proxy_picture: file of that picture, in the tree's folder; None if it was not kept.
-        chosen: why it was drawn again ("best 1", "audit", ...); None if it was not, or if nothing was chosen.
-        audit: drawn only to check the ranking; it trains nothing.
-        total: weighted reward of the picture in the training precision; None if it was not drawn, or failed.
+        chosen: why it was generated again ("best 1", "audit", ...); None if it was not, or if nothing was chosen.
+        audit: generated only to check the ranking; it trains nothing.
+        total: weighted reward of the picture in the training precision; None if it was not generated, or failed.
         rewards: raw value by name, parts as "reward/part".
         notes: what scorers say of the finished picture, by the name of the reward.
         error: why a scorer failed on the finished picture, else on the proxy's.
@@ -64,7 +65,7 @@ class TreeLeaf:
 
 
 @dataclass(frozen=True)
-class Push:
+class UpdateEffect:
     """What a loss that trains nodes (tree tilt) asked of one that splits, and what the iteration's updates made of it.
 
     There the network predicts the end x0. The direction C is the covariance of advantage and clean latents below the
@@ -75,7 +76,7 @@ class Push:
         trained: whether it was in the loss with a weight: it has a direction, or is pulled to the reference.
         size: root mean square of C, in latent units; 0 where there is none, None if it is not finite.
         children: of the node, those with samples that were compared.
-        pulls: weight of each of these samples in C, by the node it grows from; above 0 the prediction is drawn to it.
+        pulls: weight of each of these samples in C, by the node it grows from; above 0 the prediction moves towards it.
         moved: root mean square of what the updates changed of the prediction, in latent units; None if not measured.
         cosine: between that and C; None where one of them is 0.
         eta: how many C lie between the pictures `before` and `aim`.
@@ -110,9 +111,9 @@ class TreeNode:
         child: index among its siblings, 0 at roots.
         step: the stochastic step that ends here, None at roots.
         sigma: noise level of the node, in (0, 1]; 1 at roots.
-        drawn: in the training precision; False for what was only explored.
-        value: what the node is worth; None where that is not known.
-        advantage: of the edge that ends here; None at roots and where nothing was drawn.
+        sampled: in the training precision; False for what was only explored.
+        value: the value of the node; None where that is not known.
+        advantage: of the edge that ends here; None at roots and where nothing was sampled.
         turning: the edge's reward was replaced by the long-term one (TP-GRPO).
         trained: the edge was in the loss with a weight: recorded, not pruned, and of an advantage other than 0 or
             pulled to the reference. The clip, or a guard that left the update out, may still have stopped it.
@@ -122,13 +123,13 @@ class TreeNode:
         leaf: what is known of the sample that grows from here without further noise; None at inner nodes.
         credited: reward of the edge that ends here, of which the advantage was made: what it added, or at a turning
             point the way to the end; None where edges are credited with the advantages of their samples.
-        pushed: of nodes that split, where these train; None elsewhere, and in older records.
+        update_effect: of nodes that split, where these train; None elsewhere, and in older records.
         centre: what the advantage subtracts from `credited`; None where it is no such quotient, as where edges are
             credited with the advantages of their samples, and in older records.
         spread: what it divides by. The advantage is the quotient, cut to the rule's clamp.
         turns: of the paths that turn here, by the node that their samples grow from, whether balancing kept the turn;
             None where no turning points were looked for, and in older records.
-        pruned: pruning took the edge out of the gradient; None at roots, of what was not drawn, and in older records.
+        pruned: pruning took the edge out of the gradient; None at roots, of what was not sampled, and in older records.
     """
 
     __pydantic_config__: ClassVar[ConfigDict] = STRICT
@@ -139,7 +140,7 @@ class TreeNode:
     child: int
     step: int | None
     sigma: float
-    drawn: bool = True
+    sampled: Annotated[bool, Field(validation_alias=AliasChoices("sampled", "drawn"))] = True
     value: float | None = None
     advantage: float | None = None
     turning: bool = False
@@ -148,7 +149,9 @@ class TreeNode:
     picture: Picture | None = None
     leaf: TreeLeaf | None = None
     credited: float | None = None
-    pushed: Push | None = None
+    update_effect: Annotated[UpdateEffect | None, Field(validation_alias=AliasChoices("update_effect", "pushed"))] = (
+        None
+    )
     centre: float | None = None
     spread: float | None = None
     turns: Mapping[int, bool] | None = None
@@ -160,7 +163,7 @@ class TreeRecord:
     """All trees of one prompt in one iteration.
 
     Args:
-        iteration: in which they were drawn, from 0; its updates lead to the weights after iteration + 1.
+        iteration: in which they were sampled, from 0; its updates lead to the weights after iteration + 1.
         group: the slot of the iteration's batch that holds the prompt.
         prompt: its text.
         seed: of the run.
@@ -203,35 +206,35 @@ class TreeRecord:
         return tree_name(self.iteration, self.group)
 
     def children(self) -> dict[int | None, list[TreeNode]]:
-        """Nodes by the id of their parent, None for roots."""
-        found: dict[int | None, list[TreeNode]] = {}
+        """Return nodes by the id of their parent, None for roots."""
+        children: dict[int | None, list[TreeNode]] = {}
         for node in self.nodes:
-            found.setdefault(node.parent, []).append(node)
-        return found
+            children.setdefault(node.parent, []).append(node)
+        return children
 
 
 TREES, DOCUMENT = "trees", "tree.json"
 
 
 def tree_name(iteration: int, group: int) -> str:
-    """The folder of a tree below trees/."""
+    """Return the folder of a tree below trees/."""
     return f"{iteration:06d}-{group}"
 
 
 def node_picture(node: int) -> str:
-    """The file of a node's picture."""
+    """Return the file of a node's picture."""
     return f"node-{node}.webp"
 
 
 def proxy_picture(node: int) -> str:
-    """The file of the cheaply drawn picture of the candidate that grows from a node."""
+    """Return the file of the cheaply generated picture of the candidate that grows from a node."""
     return f"proxy-{node}.webp"
 
 
-PUSHED = ("before", "aim", "after")
+EFFECT_IMAGES = ("before", "aim", "after")
 """The pictures of a split that trains."""
 
 
-def push_picture(which: str, node: int) -> str:
-    """The file of one of `PUSHED` at a node."""
+def effect_image(which: str, node: int) -> str:
+    """Return the file of one of `EFFECT_IMAGES` at a node."""
     return f"{which}-{node}.webp"

@@ -19,9 +19,9 @@ from diffrl.rollout.density import densities_under, origin_velocities
 from diffrl.rollout.transition import Transition
 from diffrl.trees.document import sketch
 from diffrl.trees.pictures import KeptTree, with_pictures
-from diffrl.trees.pushes import pushes_of, with_pushes
 from diffrl.trees.rules import rule_of
 from diffrl.trees.tracing import Trace, Tracer, keeps_trees
+from diffrl.trees.update_effects import update_effects_of, with_update_effects
 
 
 @dataclass
@@ -45,14 +45,14 @@ class TreeRecorder:
     writes: bool = True
 
     def tracer(self, batch: PromptBatch) -> Tracer | None:
-        """An observer for the drawing of a batch; None in iterations that keep no trees."""
+        """Return an observer for the drawing of a batch; None in iterations that keep no trees."""
         trees = self.config.track.trees
         if trees is None or not self.writes or not keeps_trees(self.config, batch.iteration):
             return None
         return Tracer(min(trees.prompts, len(batch.prompts)), trees.pictures, self.clock)
 
     def velocities(self, trace: Trace | None, conditioning: Conditioning) -> Tensor | None:
-        """(O, ...) velocities at the origins of the traced steps, under the weights as they are now.
+        """Return (O, ...) velocities at the origins of the traced steps, under the weights as they are now.
 
         None without a trace or stochastic steps.
 
@@ -66,7 +66,7 @@ class TreeRecorder:
             return origin_velocities(trace.edges, predict, r.micro_batch)
 
     def densities(self, trace: Trace, velocity: Tensor) -> Tensor:
-        """(E,) density of the traced steps by the velocities (O, ...) at their origins."""
+        """Return (E,) density of the traced steps by the velocities (O, ...) at their origins."""
         assert self.transition is not None
         return densities_under(trace.edges, velocity, self.transition, self.config.rollout.micro_batch)
 
@@ -103,15 +103,46 @@ class TreeRecorder:
             return ()
         after = self.velocities(trace, conditioning)
         with self.clock("trees"):
-            ratio, pushes = torch.full(credit.values.shape, torch.nan), None
+            ratio, effects = torch.full(credit.values.shape, torch.nan), None
             if after is not None and before is not None:
                 ratio[trace.edges.node.cpu()] = (self.densities(trace, after) - self.densities(trace, before)).cpu()
-                pushes = pushes_of(trace, samples.rollout, credit, kept, examples, before, after)
+                effects = update_effects_of(
+                    trace=trace,
+                    rollout=samples.rollout,
+                    credit=credit,
+                    kept=kept,
+                    examples=examples,
+                    before=before,
+                    after=after,
+                )
             rule = rule_of(self.config, trace.edges, skipped, learning_rate)
             sketches = [
-                with_pushes(sketch(self.config, samples, credit, kept, ratio, row, rule, weights), pushes)
+                with_update_effects(
+                    sketch(
+                        config=self.config,
+                        samples=samples,
+                        credit=credit,
+                        kept=kept,
+                        ratio=ratio,
+                        row=row,
+                        rule=rule,
+                        weights=weights,
+                    ),
+                    effects,
+                )
                 for row in range(trace.prompts)
             ]
         decode_batch, pictures = self.config.rollout.decode_batch, settings.pictures
         images = samples.rollout.images
-        return (with_pictures(one, trace, images, self.adapter, decode_batch, pictures, pushes) for one in sketches)
+        return (
+            with_pictures(
+                sketch=one,
+                trace=trace,
+                images=images,
+                adapter=self.adapter,
+                decode_batch=decode_batch,
+                asked=pictures,
+                effects=effects,
+            )
+            for one in sketches
+        )

@@ -6,12 +6,13 @@ from collections.abc import Sequence
 from typing import Any
 
 from diffrl.config.schema import Config
+from diffrl.credit.rules import reward_rule
 from diffrl.records import Edges
 from diffrl.rewards.score import WeightedScorer
 
 
 def rule_of(config: Config, edges: Edges, skipped: int = 0, learning_rate: float | None = None) -> dict[str, Any]:
-    """`TreeRecord.rule` of an iteration.
+    """Return `TreeRecord.rule` of an iteration.
 
     Args:
         config: of the run.
@@ -26,7 +27,7 @@ def rule_of(config: Config, edges: Edges, skipped: int = 0, learning_rate: float
         "reward": r.reward,
         "value": r.value,
         "fusion": r.fusion,
-        **(turns if r.reward == "turning_point" else {}),
+        **(turns if reward_rule(r.reward).by_turns else {}),
         "normalise": r.normalise,
         "baseline": r.baseline,
         "std": r.std,
@@ -49,5 +50,5 @@ def rule_of(config: Config, edges: Edges, skipped: int = 0, learning_rate: float
 
 
 def weights_of(scorers: Sequence[WeightedScorer]) -> dict[str, dict[str, float]]:
-    """`TreeRecord.weights` of the rewards that an iteration asks."""
+    """Return `TreeRecord.weights` of the rewards that an iteration asks."""
     return {s.name: {"weight": float(s.weight), "shift": float(s.shift), "scale": float(s.scale)} for s in scorers}

@@ -53,13 +53,13 @@ class Tracer:
         self._held = list[Tensor]()
 
     def observers(self, forest: Forest) -> list[Observer]:
-        """What is to be shown every level while the forest is drawn."""
+        """Return what is to be shown every level while the forest is drawn."""
         self._edges = EdgeRecorder(forest, prompts=self.prompts)
         self._predicted = PredictionRecorder(forest, self.prompts)
         return [self._edges, self._predicted]
 
     def candidates(self, pool: Forest) -> Sink:
-        """What is to be given the pictures of a pool, in the order of its samples."""
+        """Return what is to be given the pictures of a pool, in the order of its samples."""
         count = 0 if self._asked == 0 else int((pool.sample_prompt < self.prompts).sum())
 
         def take(images: Tensor) -> None:
@@ -70,7 +70,7 @@ class Tracer:
         return take
 
     def trace(self, samples: Samples) -> Trace:
-        """What was seen, once all is drawn."""
+        """Return what was seen, once all is drawn."""
         assert self._predicted is not None and self._edges is not None
         proxies = self._proxies(samples)
         return Trace(self.prompts, self._predicted.nodes, self._predicted.latents, self._edges.edges(), proxies)
@@ -89,7 +89,7 @@ class Tracer:
 
 
 def keeps_trees(config: Config, iteration: int) -> bool:
-    """Whether trees of a training iteration, from 0, are kept: of the first, of every n-th and of the last."""
+    """Return whether trees of a training iteration, from 0, are kept: of the first, of every n-th and of the last."""
     trees, run = config.track.trees, config.run
     if trees is None:
         return False

@@ -108,7 +108,7 @@ def drop_trees(run_dir: Path, first: int) -> None:
 
 
 def _plain(value: Any) -> Any:
-    """The same in JSON's terms: text keys, lists, null for what is not finite."""
+    """Return the same in JSON's terms: text keys, lists, null for what is not finite."""
     if isinstance(value, Mapping):
         return {str(key): _plain(entry) for key, entry in value.items()}
     if isinstance(value, Sequence) and not isinstance(value, str):

@@ -79,7 +79,7 @@ def prompt_text(value: Any) -> str | None:
 
 
 def _known(names: Iterable[str], columns: Iterable[str]) -> list[str]:
-    """Those of some columns that a table has, as it writes them, in their own order."""
+    """Return those of some columns that a table has, as it writes them, in their own order."""
     spelled = {_plain(name): name for name in reversed(list(names)) if isinstance(name, str)}
     return [spelled[name] for name in columns if name in spelled]
 

@@ -253,7 +253,7 @@ def _counts(durations: Sequence[float], unit: float) -> list[int]:
 
 
 def _noted(image: Image.Image) -> tuple[int, float | None] | None:
-    """How many frames a clip of this package says that it has, and how many a second; None of other files.
+    """Return how many frames a clip of this package says that it has, and how many a second; None of other files.
 
     Raises:
         RewardError: it says it in another form.

@@ -26,17 +26,17 @@ LONGEST_NAME = 100
 
 
 def cut(text: str, most: int) -> str:
-    """A text of at most `most` characters; what is longer ends in dots."""
+    """Return a text of at most `most` characters; what is longer ends in dots."""
     return text if len(text) <= most else text[: most - 3] + "..."
 
 
 def quote(name: object, most: int = LONGEST_NAME) -> str:
-    """A name in quotes, cut; unprintable characters escaped."""
+    """Return a name in quotes, cut; unprintable characters escaped."""
     return repr(cut(str(name), most))
 
 
 def show(value: Any, most: int = SHOWN) -> str:
-    """A value as the user would write it, cut to a readable length; no more of it is written than is shown."""
+    """Return a value as the user would write it, cut to a readable length; no more of it is written than is shown."""
     parts, length = [], 0
     try:
         for part in json.JSONEncoder(default=str, ensure_ascii=False).iterencode(value):
@@ -54,7 +54,7 @@ def show(value: Any, most: int = SHOWN) -> str:
 
 
 def closest(name: object, known: Iterable[str]) -> str | None:
-    """The known name that was probably meant; None if none is near."""
+    """Return the known name that was probably meant; None if none is near."""
     text = str(name) if isinstance(name, str | int | float) else ""
     if len(text) > LONGEST_NAME:
         return None
@@ -62,7 +62,7 @@ def closest(name: object, known: Iterable[str]) -> str | None:
 
 
 def printable(text: object, longest: int = LONGEST_MESSAGE) -> str:
-    """A stranger's text as it can be stored and shown: cut to `longest` characters, without surrogates."""
+    """Return a stranger's text as it can be stored and shown: cut to `longest` characters, without surrogates."""
     try:
         plain = str(text)
     except Exception as error:  # an exception's __str__ is a stranger's code too
@@ -71,12 +71,12 @@ def printable(text: object, longest: int = LONGEST_MESSAGE) -> str:
 
 
 def brief(text: str, longest: int = LONGEST_NOTE) -> str:
-    """A stranger's remark as one short line: what cannot be printed, or turns the writing around, is a space."""
+    """Return a stranger's remark as one short line: what cannot be printed, or turns the writing around, is a space."""
     head = text[: 4 * longest]  # no more is read of a text of any length
     return cut(" ".join("".join(c if c.isprintable() else " " for c in head).split()), longest)
 
 
 def describe(error: BaseException) -> str:
-    """An exception's class and the first line of its message, without a full stop."""
+    """Return an exception's class and the first line of its message, without a full stop."""
     first = (printable(error).splitlines() or [""])[0].rstrip(".")
     return f"{type(error).__name__}: {first}" if first else type(error).__name__

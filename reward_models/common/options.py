@@ -15,7 +15,7 @@ WHAT, REWARDS, RESULTS, SERVE = "What is scored", "Rewards", "Results", "Serve"
 
 
 def in_panel(panel: str, help_text: str, *names: str, **facts: Any) -> Any:
-    """An option that `--help` shows in this panel."""
+    """Return an option that `--help` shows in this panel."""
     return typer.Option(*names, help=help_text, rich_help_panel=panel, **facts)
 
 
@@ -53,7 +53,7 @@ def grouped(command: Callable[..., None]) -> Callable[..., None]:
 
 
 def _default(option: Field[Any]) -> Any:
-    """The default of a dataclass's field, as a signature has it: empty where it is required."""
+    """Return the default of a dataclass's field, as a signature has it: empty where it is required."""
     return inspect.Parameter.empty if option.default is MISSING else option.default
 
 

@@ -20,7 +20,7 @@ class Unreadable(ValueError):  # noqa: N818 - a reason, not yet a message
 
 
 def read_text(path: Path, most: int, encoding: str = "utf-8", errors: str = "strict") -> str:
-    """The text of a file.
+    """Return the text of a file.
 
     Args:
         path: of the file; a link is followed.
@@ -48,7 +48,7 @@ def require_utf8(text: str) -> None:
 
 
 def read_bytes(path: Path, most: int) -> bytes:
-    """The bytes of a file; see `read_text`."""
+    """Return the bytes of a file; see `read_text`."""
     try:
         size = require_file(path)
         data = b""
@@ -76,13 +76,13 @@ def require_file(path: Path) -> int:
         Unreadable: it is something else.
     """
     try:
-        found = path.stat()
+        facts = path.stat()
     except ValueError as error:  # a zero byte in its name
         raise Unreadable(f"cannot be read: {error}") from error
-    if not stat.S_ISREG(found.st_mode):
-        kind = "a folder" if stat.S_ISDIR(found.st_mode) else "a pipe, a socket or a device"
+    if not stat.S_ISREG(facts.st_mode):
+        kind = "a folder" if stat.S_ISDIR(facts.st_mode) else "a pipe, a socket or a device"
         raise Unreadable(f"cannot be read: it must be a plain file, and is {kind}")
-    return found.st_size
+    return facts.st_size
 
 
 def _decoded(data: bytes, encoding: str, errors: str) -> str:
@@ -94,7 +94,7 @@ def _decoded(data: bytes, encoding: str, errors: str) -> str:
 
 
 def parse_json(text: str) -> Any:
-    """The value of a JSON text.
+    """Return the value of a JSON text.
 
     Raises:
         Unreadable: it is no JSON, nested too deep, or holds half of a surrogate pair, which no file can store.

@@ -88,7 +88,7 @@ def decode(data: bytes) -> tuple[str, str]:
 
 
 def _checked(where: str, record: dict[str, Any]) -> Row:
-    """A row of texts, with what is wrong with their characters."""
+    """Return a row of texts, with what is wrong with their characters."""
     return Row(where, record, _fault(where, "\n".join(value for value in record.values() if isinstance(value, str))))
 
 
@@ -108,7 +108,7 @@ def _fault(where: str, text: str) -> str | None:
 
 
 def _of_csv(text: str, path: Path, delimiter: str | None) -> Iterator[Row]:
-    """Rows of a table with a header, separated by tabs, or by what its header has most of."""
+    """Yield rows of a table with a header, separated by tabs, or by what its header has most of."""
     head = text.lstrip().partition("\n")[0]
     reader = csv.DictReader(
         io.StringIO(text, newline=""), delimiter=delimiter or max(",;\t", key=head.count), strict=True
@@ -143,7 +143,7 @@ def _header(reader: csv.DictReader[str]) -> list[str]:
 
 
 def _of_list(text: str, path: Path) -> Iterator[Row]:
-    """Rows of a JSON list of texts or of objects."""
+    """Yield rows of a JSON list of texts or of objects."""
     if fault := _fault("it", text):
         raise Unreadable(f"is no JSON: {fault.rstrip('.')}")
     entries = parse_json(text)
@@ -158,7 +158,7 @@ def _of_list(text: str, path: Path) -> Iterator[Row]:
 
 
 def _of_line(line: str, where: str, longest: int | None) -> Row:
-    """The object that a line of .jsonl holds."""
+    """Return the object that a line of .jsonl holds."""
     if longest is not None and len(line) > longest:  # before it is read: one of many megabytes takes long
         return Row(where, {}, f"A line may have at most {longest:,} characters. {where} has {len(line):,}. Shorten it.")
     rule = "Each line of a .jsonl file of prompts must be a JSON object"

@@ -65,7 +65,7 @@ def require_there(path: Path) -> None:
 
 
 def _matrix(frame: Any) -> tuple[int, int, int, int]:
-    """The display matrix (a, b, c, d) of a frame: what is at (x, y) is shown at (ax + cy, bx + dy)."""
+    """Return the display matrix (a, b, c, d) of a frame: what is at (x, y) is shown at (ax + cy, bx + dy)."""
     for data in frame.side_data:
         if data.type.name == "DISPLAYMATRIX":
             a, b, _, c, d, *_ = struct.unpack("=9i", bytes(data))

@@ -24,7 +24,7 @@ def is_lossless(path: Path) -> bool:
 
 
 def _frames(file: BinaryIO) -> list[bytes]:
-    """The kinds of the image data, b"VP8L" or b"VP8 ", of a still or of each frame."""
+    """Return the kinds of the image data, b"VP8L" or b"VP8 ", of a still or of each frame."""
     kinds = []
     while len(head := file.read(8)) == 8:
         name, size = head[:4], struct.unpack("<I", head[4:])[0]

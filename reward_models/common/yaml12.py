@@ -23,7 +23,7 @@ SURROGATE = re.compile("[\ud800-\udfff]")
 
 
 def load_yaml(text: str) -> Any:
-    """The value of a YAML text; its lists and mappings are its own, where aliases name one twice.
+    """Return the value of a YAML text; its lists and mappings are its own, where aliases name one twice.
 
     Raises:
         Unreadable: it is no YAML, or too large.
@@ -77,13 +77,13 @@ class Loader(yaml.SafeLoader):
         self._sizes: dict[int, int] = {}
 
     def compose_node(self, parent: yaml.Node | None, index: Any) -> yaml.Node | None:
-        """A node, counted with all below it; an alias counts as much as what it names."""
+        """Return a node, counted with all below it; an alias counts as much as what it names."""
         event, before = self.peek_event(), self._nodes
         node = super().compose_node(parent, index)
         if isinstance(event, yaml.AliasEvent) and id(node) not in self._sizes:
             raise _refused(event, f"the alias {quote(event.anchor)} stands within what it names. Write it out")
-        if isinstance(node, yaml.ScalarNode) and (found := SURROGATE.search(node.value)):
-            raise _refused(event, f"{ascii(found[0])} is half of a surrogate pair, no character of UTF-8. Remove it")
+        if isinstance(node, yaml.ScalarNode) and (half := SURROGATE.search(node.value)):
+            raise _refused(event, f"{ascii(half[0])} is half of a surrogate pair, no character of UTF-8. Remove it")
         length = len(node.value) if isinstance(node, yaml.ScalarNode) else 0
         self._nodes += self._sizes.get(id(node), 1 + length // NODE_CHARACTERS)
         if self._nodes > MOST_NODES:
@@ -92,7 +92,7 @@ class Loader(yaml.SafeLoader):
         return node
 
     def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Any, Any]:
-        """A mapping whose keys all differ."""
+        """Return a mapping whose keys all differ."""
         seen: dict[Any, int] = {}
         for key_node, _ in node.value:
             key, line = key_node.value, key_node.start_mark.line + 1

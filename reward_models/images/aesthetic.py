@@ -97,12 +97,12 @@ class AestheticScorer:
         return self
 
     def contrasts(self) -> list[Contrast]:
-        """A sunset over hills against noise; that the published weights prefer it was not tried here."""
+        """Return a sunset over hills against noise; that the published weights prefer it was not tried here."""
         return [contrast(_sunset(), noise(), "it is a sunset, and the other is noise")]
 
 
 def _sunset() -> torch.Tensor:
-    """A low sun in an orange sky over dark hills, (3, SIDE, SIDE) uint8."""
+    """Return a low sun in an orange sky over dark hills, (3, SIDE, SIDE) uint8."""
     y, x = np.mgrid[0:SIDE, 0:SIDE] / SIDE
     sky = (1 - y)[..., None] * np.array([60, 50, 120]) + y[..., None] * np.array([255, 150, 60])
     glow = np.exp(-((x - 0.6) ** 2 + (y - 0.55) ** 2) / 0.02)[..., None] * np.array([120, 110, 60])

@@ -22,6 +22,6 @@ class AffineHead(nn.Module):
         self.layers = nn.Sequential(linear[0], gap(), linear[1], gap(), linear[2], gap(), *linear[3:])
 
     def forward(self, embeddings: Tensor) -> Tensor:
-        """Scores (B,) of embeddings (B, width) of any dtype."""
+        """Return scores (B,) of embeddings (B, width) of any dtype."""
         scores: Tensor = self.layers(embeddings.to(torch.float32))
         return scores.squeeze(-1)

@@ -26,7 +26,7 @@ SIDE = 224
 
 
 def normalise(images: Tensor, mean: tuple[float, ...] = MEAN, std: tuple[float, ...] = STD) -> Tensor:
-    """(x - mean) / std of images (B, 3, H, W) in [0, 1]."""
+    """Return (x - mean) / std of images (B, 3, H, W) in [0, 1]."""
     shape = (1, 3, 1, 1)
     return (images - images.new_tensor(mean).view(shape)) / images.new_tensor(std).view(shape)
 
@@ -53,7 +53,7 @@ class CenterCrop:
 
     def __call__(self, media: Tensor) -> Tensor:
         """uint8 (B, 3, H, W) to float32 (B, 3, side, side), on the CPU."""
-        squares = torch.stack([from_pil(self._square(to_pil(picture))) for picture in media])
+        squares = torch.stack([from_pil(self._square(to_pil(image))) for image in media])
         return normalise(squares.float() / 255, self.mean, self.std)
 
     def _square(self, image: Image.Image) -> Image.Image:
@@ -70,11 +70,11 @@ class CenterCrop:
         return image.crop((left, top, left + self.side, top + self.side))
 
 
-def center_crop_of(place: str, reward: str) -> CenterCrop:
-    """What a transformers processor's configuration asks for.
+def center_crop_of(source: str, reward: str) -> CenterCrop:
+    """Return what a transformers processor's configuration asks for.
 
     Args:
-        place: directory or hub id with a preprocessor_config.json.
+        source: directory or hub id with a preprocessor_config.json.
         reward: for the message.
 
     Raises:
@@ -82,13 +82,13 @@ def center_crop_of(place: str, reward: str) -> CenterCrop:
     """
     from transformers.image_processing_base import ImageProcessingMixin
 
-    config = pretrained(ImageProcessingMixin, place, reward)
+    config = pretrained(ImageProcessingMixin, source, reward)
     shorter, crop = _side(getattr(config, "size", SIDE)), _side(getattr(config, "crop_size", SIDE))
     steps = all(getattr(config, f"do_{step}", True) for step in ("resize", "center_crop", "normalize"))
     if shorter is None or shorter != crop or getattr(config, "resample", 3) != 3 or not steps:
         raise RewardError(
             f"The reward {reward} resizes the shorter side bicubically and crops to the same size, as CLIP does. The "
-            f"preprocessor_config.json of {place} asks for something else (size {getattr(config, 'size', None)}, "
+            f"preprocessor_config.json of {source} asks for something else (size {getattr(config, 'size', None)}, "
             f"crop_size {getattr(config, 'crop_size', None)}, resample {getattr(config, 'resample', None)}). Use a "
             "CLIP model, or engine='open_clip'."
         )
@@ -100,8 +100,8 @@ def _side(size: int | Mapping[str, Any]) -> int | None:
     """The side that a size means: 224, {"shortest_edge": 224} or {"height": 224, "width": 224}; None for others."""
     if isinstance(size, int):
         return size
-    found = {value for key, value in size.items() if key in ("shortest_edge", "height", "width") and value}
-    return int(found.pop()) if len(found) == 1 else None
+    sides = {value for key, value in size.items() if key in ("shortest_edge", "height", "width") and value}
+    return int(sides.pop()) if len(sides) == 1 else None
 
 
 def pad_to_square(media: Tensor, side: int = SIDE, antialias: bool = True) -> Tensor:

@@ -22,11 +22,11 @@ class Towers(Protocol):
     device: torch.device
 
     def images(self, media: Tensor) -> Tensor:
-        """Embeddings (B, D) of uint8 images (B, 3, H, W); not normalised."""
+        """Return embeddings (B, D) of uint8 images (B, 3, H, W); not normalised."""
         ...
 
     def texts(self, prompts: Sequence[str]) -> Tensor:
-        """Embeddings (N, D) of N prompts; not normalised."""
+        """Return embeddings (N, D) of N prompts; not normalised."""
         ...
 
     def to(self, device: str | torch.device) -> None:
@@ -35,16 +35,16 @@ class Towers(Protocol):
 
 
 def unit(embeddings: Tensor) -> Tensor:
-    """Embeddings at length 1, in float32 whatever the model computes in."""
+    """Return embeddings at length 1, in float32 whatever the model computes in."""
     return functional.normalize(embeddings.float(), dim=-1)
 
 
 def similarity(towers: Towers, batch: RewardBatch) -> Tensor:
-    """Cosines (B,) of each image with its prompt, float32. Equal prompts are embedded once."""
-    place = {prompt: row for row, prompt in enumerate(dict.fromkeys(batch.prompts))}
-    rows = [place[prompt] for prompt in batch.prompts]
+    """Return cosines (B,) of each image with its prompt, float32. Equal prompts are embedded once."""
+    row_of = {prompt: row for row, prompt in enumerate(dict.fromkeys(batch.prompts))}
+    rows = [row_of[prompt] for prompt in batch.prompts]
     with inference(towers.device):
-        return (unit(towers.images(batch.media)) * unit(towers.texts(list(place)))[rows]).sum(-1)
+        return (unit(towers.images(batch.media)) * unit(towers.texts(list(row_of)))[rows]).sum(-1)
 
 
 class TransformersClip:
@@ -62,31 +62,31 @@ class TransformersClip:
     """
 
     def __init__(
-        self, place: str, reward: str, dtype: torch.dtype, processor: str | None = None, text: bool = True
+        self, source: str, reward: str, dtype: torch.dtype, processor: str | None = None, text: bool = True
     ) -> None:
         from transformers import AutoTokenizer, CLIPModel
 
-        processor = processor or place
+        processor = processor or source
         # Named, because the default is the dtype of the file, in which exp(logit_scale) would be rounded.
-        model = pretrained(CLIPModel, place, reward, dtype=torch.float32)
+        model = pretrained(CLIPModel, source, reward, dtype=torch.float32)
         self.crop = center_crop_of(processor, reward)
         expected = model.config.vision_config.image_size
         if self.crop.side != expected:
             raise RewardError(
                 f"The processor must make images of the model's size. {processor} makes {self.crop.side} pixels, "
-                f"{place} takes {expected}. Give the model's own processor."
+                f"{source} takes {expected}. Give the model's own processor."
             )
         self.scale = float(model.logit_scale.detach().exp())
         self.tokenizer = pretrained(AutoTokenizer, processor, reward) if text else None
         if self.tokenizer is None:
             del model.text_model, model.text_projection
         else:
-            _check_tokenizer(self.tokenizer, model.config.text_config, processor, place)
+            _check_tokenizer(self.tokenizer, model.config.text_config, processor, source)
         self.model = model.to(dtype).eval()
         self.dtype, self.device = dtype, torch.device("cpu")
 
     def images(self, media: Tensor) -> Tensor:
-        """Embeddings (B, D) of uint8 images (B, 3, H, W); not normalised."""
+        """Return embeddings (B, D) of uint8 images (B, 3, H, W); not normalised."""
         pixels = self.crop(media).to(self.device, self.dtype)
         output: Tensor = self.model.get_image_features(pixel_values=pixels, return_dict=True).pooler_output
         return output
@@ -119,22 +119,22 @@ class TransformersClip:
 
 
 def load_clip(
-    place: str, reward: str, dtype: torch.dtype, processor: str | None = None, text: bool = True
+    source: str, reward: str, dtype: torch.dtype, processor: str | None = None, text: bool = True
 ) -> TransformersClip:
-    """A `TransformersClip`; within `one_copy` the same one for all rewards that ask for the same."""
-    key = ("clip", str(place), dtype, str(processor or place), text)
-    made: TransformersClip = shared(key, lambda: TransformersClip(place, reward, dtype, processor, text))
+    """Return a `TransformersClip`; within `one_copy` the same one for all rewards that ask for the same."""
+    key = ("clip", str(source), dtype, str(processor or source), text)
+    made: TransformersClip = shared(key, lambda: TransformersClip(source, reward, dtype, processor, text))
     return made
 
 
-def _check_tokenizer(tokenizer: Any, config: Any, processor: str, place: str) -> None:
+def _check_tokenizer(tokenizer: Any, config: Any, processor: str, source: str) -> None:
     """A text is read off at its end token: with a foreign one, every prompt would have the same embedding."""
     # Early configurations say 2, whatever their tokenizer; transformers then reads at the largest token number.
     end = len(tokenizer) - 1 if config.eos_token_id == 2 else config.eos_token_id
     if len(tokenizer) > config.vocab_size or tokenizer.eos_token_id != end:
         raise RewardError(
             f"The tokenizer must be the model's. That of {processor} has {len(tokenizer)} tokens and ends texts with "
-            f"{tokenizer.eos_token_id}; {place} has {config.vocab_size} and expects {end}. Give the "
+            f"{tokenizer.eos_token_id}; {source} has {config.vocab_size} and expects {end}. Give the "
             "model's own."
         )
 
@@ -155,7 +155,7 @@ class OpenClip:
         self.dtype, self.device = dtype, torch.device("cpu")
 
     def images(self, media: Tensor) -> Tensor:
-        """Embeddings (B, D) of uint8 images (B, 3, H, W); not normalised."""
+        """Return embeddings (B, D) of uint8 images (B, 3, H, W); not normalised."""
         output: Tensor = self.model.encode_image(self.transform(media).to(self.device, self.dtype))
         return output
 
@@ -181,7 +181,7 @@ class OpenClip:
 
 
 def load_open_clip(name: str, weights: str | None, reward: str, dtype: torch.dtype) -> OpenClip:
-    """A model of open_clip with its own preprocessing.
+    """Return a model of open_clip with its own preprocessing.
 
     Args:
         name: as open_clip lists it, or "hf-hub:OWNER/NAME" or "local-dir:PATH", which bring their weights.

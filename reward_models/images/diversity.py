@@ -24,7 +24,7 @@ PIECE = 2**20
 
 
 def pixel_features(frames: Tensor) -> Tensor:
-    """Images (N, 3, H, W) uint8 reduced to 32 x 32, as (N, 3072) float32 in [0, 1].
+    """Return images (N, 3, H, W) uint8 reduced to 32 x 32, as (N, 3072) float32 in [0, 1].
 
     A reduced pixel is the mean of the pixels floor(i H / 32) .. ceil((i + 1) H / 32) - 1, and so across: adaptive
     average pooling, which is `area` resizing wherever 32 divides the side. Floats are made of a few images at a time.
@@ -38,13 +38,13 @@ def pixel_features(frames: Tensor) -> Tensor:
 
 
 def pixel_distances(features: Tensor) -> Tensor:
-    """Root-mean-square differences between features (N, D): (N, N)."""
+    """Return Root-mean-square differences between features (N, D): (N, N)."""
     exact = torch.cdist(features, features, compute_mode="donot_use_mm_for_euclid_dist")
     return exact / math.sqrt(features.shape[1])
 
 
 def cosine_distances(embeddings: Tensor) -> Tensor:
-    """1 - cosine between unit embeddings (N, F, D) of the same frame, averaged over frames: (N, N)."""
+    """Return 1 - cosine between unit embeddings (N, F, D) of the same frame, averaged over frames: (N, N)."""
     flat = embeddings.flatten(1)
     return (1 - flat @ flat.T / embeddings.shape[1]).clamp(min=0)
 

@@ -26,10 +26,10 @@ ROUNDING = {"float32": 1e-4, "bfloat16": 2e-2, "float16": 3e-3}
 
 def by_image(sources: Sequence[Tensor], features: Callable[[Tensor], Tensor]) -> Tensor:
     """Features (B, D) of B images of any size, (3, H, W) uint8; an image that is there several times is taken once."""
-    place = {id(source): row for row, source in enumerate({id(source): source for source in sources}.values())}
+    row_of = {id(source): row for row, source in enumerate({id(source): source for source in sources}.values())}
     known = {id(source): source for source in sources}
-    each = torch.cat([features(known[key][None]) for key in place])
-    return each[[place[id(source)] for source in sources]]
+    each = torch.cat([features(known[key][None]) for key in row_of])
+    return each[[row_of[id(source)] for source in sources]]
 
 
 class PreservationScorer:
@@ -114,7 +114,7 @@ class PreservationScorer:
         return self
 
     def contrasts(self) -> list[Contrast]:
-        """The source as it was, against another image."""
+        """Return the source as it was, against another image."""
         things = [("red", "circle"), ("blue", "square"), ("green", "triangle")]
         made = []
         for (color, shape), other in zip(things, things[1:] + things[:1], strict=True):
@@ -165,10 +165,10 @@ class EditDirectionScorer:
         if not len(batch):
             return output_of_scores(torch.zeros(0))
         captions = [[str(batch.meta(row)[key]) for row in range(len(batch))] for key in CAPTIONS]
-        place = {text: row for row, text in enumerate(dict.fromkeys([*captions[0], *captions[1]]))}
-        before, after = ([place[text] for text in column] for column in captions)
+        row_of = {text: row for row, text in enumerate(dict.fromkeys([*captions[0], *captions[1]]))}
+        before, after = ([row_of[text] for text in column] for column in captions)
         with inference(self.clip.device):
-            texts = unit(self.clip.texts(list(place)))
+            texts = unit(self.clip.texts(list(row_of)))
             moved = unit(self.clip.images(batch.media)) - unit(by_image(batch.sources, self.clip.images))
             cosine = (unit(moved) * unit(texts[after] - texts[before])).sum(1)
             return output_of_scores(cosine.masked_fill(moved.norm(dim=1) < self.least, 0.0))
@@ -179,7 +179,7 @@ class EditDirectionScorer:
         return self
 
     def contrasts(self) -> list[Contrast]:
-        """An edit to what the words say, against one to something else."""
+        """Return an edit to what the words say, against one to something else."""
         made = []
         for color, other in (("blue", "green"), ("red", "black")):
             source, good, bad = (drawing(one, "circle") for one in ("yellow", color, other))

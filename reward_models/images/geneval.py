@@ -112,9 +112,9 @@ class GenEvalScorer:
         self.spec.require(batch)
         if not len(batch):
             return output_of_rows([], PARTS)
-        found = self.detector(batch.media, min(self.thresholds.values()))
+        detected = self.detector(batch.media, min(self.thresholds.values()))
         rows: list[tuple[float, dict[str, float], str | None]] = []
-        for index, (picture, objects) in enumerate(zip(batch.media, found, strict=True)):
+        for index, (image, objects) in enumerate(zip(batch.media, detected, strict=True)):
             try:
                 conditions = read_conditions(batch.meta(index))
                 self._check_classes(conditions)
@@ -122,7 +122,7 @@ class GenEvalScorer:
                 rows.append((math.nan, {}, str(error)))
                 continue
             chosen = kept(objects, self.thresholds[conditions.counting], self.max_objects)
-            parts = judge(conditions, chosen, partial(self._colors, picture), self.slack)
+            parts = judge(conditions, chosen, partial(self._colors, image), self.slack)
             rows.append((parts[self.summary], parts, None))
         return output_of_rows(rows, PARTS)
 
@@ -133,15 +133,15 @@ class GenEvalScorer:
         return self
 
     def contrasts(self) -> list[Contrast]:
-        """Drawings of things that COCO has, against an empty image and against each other."""
+        """Return drawings of things that COCO has, against an empty image and against each other."""
         pairs = (("clock", clock(), stop_sign()), ("stop sign", stop_sign(), torch.full((3, SIDE, SIDE), 153).byte()))
         return [
             Contrast(_asking_for(name, good), _asking_for(name, bad), f"there is a {name} in it")
             for name, good, bad in pairs
         ]
 
-    def _colors(self, picture: Tensor, objects: Sequence[Detection], name: str) -> list[str]:
-        return self.colors(picture, objects, name)
+    def _colors(self, image: Tensor, objects: Sequence[Detection], name: str) -> list[str]:
+        return self.colors(image, objects, name)
 
     def _check_classes(self, conditions: Conditions) -> None:
         for clause in (*conditions.include, *conditions.exclude):
@@ -168,7 +168,7 @@ class StrictGenEvalScorer(GenEvalScorer):
 
 
 def clock() -> Tensor:
-    """A drawn clock, (3, SIDE, SIDE) uint8."""
+    """Return a drawn clock, (3, SIDE, SIDE) uint8."""
     image, draw, unit = _canvas("#d8c8a8")
     middle = SIDE / 2
     draw.ellipse([0.12 * SIDE, 0.12 * SIDE, 0.88 * SIDE, 0.88 * SIDE], "white", "black", round(10 * unit))
@@ -181,7 +181,7 @@ def clock() -> Tensor:
 
 
 def stop_sign() -> Tensor:
-    """A drawn stop sign on a post, (3, SIDE, SIDE) uint8."""
+    """Return a drawn stop sign on a post, (3, SIDE, SIDE) uint8."""
     image, draw, unit = _canvas("#a8c8e8")
     draw.rectangle([0.48 * SIDE, 0.5 * SIDE, 0.52 * SIDE, SIDE], "#808080")
     for radius, colour in ((0.36, "white"), (0.33, "#b01020")):
@@ -198,6 +198,6 @@ def _canvas(colour: str) -> tuple[Image.Image, ImageDraw.ImageDraw, float]:
     return image, ImageDraw.Draw(image), SIDE / 256
 
 
-def _asking_for(name: str, picture: Tensor) -> Sample:
+def _asking_for(name: str, image: Tensor) -> Sample:
     metadata = {"tag": "single_object", "include": [{"class": name, "count": 1}]}
-    return Sample(picture, f"a photo of a {name}", metadata)
+    return Sample(image, f"a photo of a {name}", metadata)

@@ -39,7 +39,7 @@ ALIASES: Mapping[str, str] = {
 
 
 def class_name(name: str) -> str:
-    """COCO's name of a class, in lower case; a name that is none of `ALIASES` stays."""
+    """Return COCO's name of a class, in lower case; a name that is none of `ALIASES` stays."""
     lower = " ".join(name.lower().split())
     return ALIASES.get(lower, lower)
 
@@ -105,15 +105,15 @@ def read_conditions(metadata: Mapping[str, Any]) -> Conditions:
 
 
 def kept(detections: Sequence[Detection], threshold: float, max_objects: int) -> dict[str, list[Detection]]:
-    """Objects to judge by, of each class: those above the threshold, surest first, at most `max_objects`.
+    """Return objects to judge by, of each class: those above the threshold, surest first, at most `max_objects`.
 
     GenEval keeps overlapping objects (its non-maximum suppression is off by default).
     """
-    found: dict[str, list[Detection]] = {}
+    by_class: dict[str, list[Detection]] = {}
     for item in sorted(detections, key=lambda item: -item.score):
         if item.score > threshold:
-            found.setdefault(class_name(item.name), []).append(item)
-    return {name: items[:max_objects] for name, items in found.items()}
+            by_class.setdefault(class_name(item.name), []).append(item)
+    return {name: items[:max_objects] for name, items in by_class.items()}
 
 
 def relations(first: Detection, second: Detection, slack: float) -> set[str]:
@@ -138,7 +138,7 @@ def relations(first: Detection, second: Detection, slack: float) -> set[str]:
 def judge(
     conditions: Conditions, objects: Mapping[str, Sequence[Detection]], colors_of: ColorsOf, slack: float = 0.1
 ) -> dict[str, float]:
-    """Which of a prompt's conditions hold.
+    """Return which of a prompt's conditions hold.
 
     Of each clause the surest `count` objects are looked at. Count: there are so many. Colour: they all have it.
     Position: the count and the colour hold, the clause that it refers to holds, and every object lies so to every

@@ -52,7 +52,7 @@ class Detector:
             outputs = self.model(pixel_values=inputs.to(device, self.model.dtype))
             sizes = tuple(inputs.shape[-2:]), tuple(pictures.shape[-2:])
             return [
-                [self._detection(*found) for found in instances(classes.float(), masks.float(), sizes, threshold)]
+                [self._detection(*instance) for instance in instances(classes.float(), masks.float(), sizes, threshold)]
                 for classes, masks in zip(outputs.class_queries_logits, outputs.masks_queries_logits, strict=True)
             ]
 
@@ -66,7 +66,7 @@ class Detector:
 def instances(
     classes: Tensor, masks: Tensor, sizes: Sequence[tuple[int, ...]], threshold: float
 ) -> list[tuple[int, float, Tensor]]:
-    """Objects of one image from Mask2Former's outputs, as mmdet's instance post-processing finds them.
+    """Return objects of one image from Mask2Former's outputs, as mmdet's instance post-processing finds them.
 
     Of the probabilities of all classes but "no object" of all queries the largest N are taken. A query's mask is where
     its logits, resized bilinearly, are positive; the confidence is the probability times the mean of the mask's
@@ -85,17 +85,17 @@ def instances(
     chosen, places = probabilities.flatten().topk(len(classes))
     likely = chosen > threshold  # the mask's factor is at most 1
     chosen, places = chosen[likely], places[likely]
-    found = []
-    for probability, place in zip(chosen, places.tolist(), strict=True):
-        query, label = divmod(place, probabilities.shape[1])
+    found_instances = []
+    for probability, at in zip(chosen, places.tolist(), strict=True):
+        query, label = divmod(at, probabilities.shape[1])
         logits = masks[query][None, None]
         for size in sizes:
             logits = F.interpolate(logits, size, mode="bilinear", align_corners=False)
         inside = logits[0, 0] > 0
         score = float(probability * (logits[0, 0].sigmoid() * inside).sum() / (inside.sum() + 1e-6))
         if score > threshold:  # never of an empty mask, whose score is 0
-            found.append((label, score, inside))
-    return found
+            found_instances.append((label, score, inside))
+    return found_instances
 
 
 class ColorClassifier:
@@ -132,12 +132,12 @@ class ColorClassifier:
 
 
 def color_texts(color: str, name: str) -> tuple[str, ...]:
-    """What CLIP is told of a colour on objects of a class."""
+    """Return what CLIP is told of a colour on objects of a class."""
     return f"a photo of a {color} {name}", f"a photo of a {color}-colored {name}", f"a photo of a {color} object"
 
 
 def cut_out(image: Tensor, item: Detection) -> Tensor:
-    """An object of an image (3, H, W) on grey, cut to its box; without a mask, only cut."""
+    """Return an object of an image (3, H, W) on grey, cut to its box; without a mask, only cut."""
     x0, y0, x1, y1 = (round(edge) for edge in item.box)
     piece = image[:, y0:y1, x0:x1]
     if item.mask is None:

@@ -91,14 +91,14 @@ class HPSv2Scorer:
 
 
 def _loaded(architecture: str, path: Path) -> tuple[Any, Any]:
-    """The architecture with a file's weights, and its tokenizer."""
+    """Return the architecture with a file's weights, and its tokenizer."""
     model, tokenizer = _empty(architecture)
     load_strict(model, read_state(path, "hpsv2"), "hpsv2", source=str(path))
     return model, tokenizer
 
 
 def _empty(architecture: str) -> tuple[Any, Any]:
-    """The architecture without weights, and its tokenizer."""
+    """Return the architecture without weights, and its tokenizer."""
     import open_clip  # type: ignore[import-untyped]
 
     config = open_clip.get_model_config(architecture)

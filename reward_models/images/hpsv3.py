@@ -53,7 +53,7 @@ INSTRUCTION = (
 
 
 def head_of(hidden: int) -> nn.Sequential:
-    """The published head: two numbers, mu and the logarithm of sigma, of a hidden state."""
+    """Return the published head: two numbers, mu and the logarithm of sigma, of a hidden state."""
     return nn.Sequential(
         nn.Linear(hidden, 1024), nn.ReLU(), nn.Dropout(0.05), nn.Linear(1024, 16), nn.ReLU(), nn.Linear(16, 2)
     )
@@ -157,7 +157,7 @@ class HPSv3Scorer:
 
 
 def _loaded(model: str, path: Path, dtype: torch.dtype, positions: Any) -> QwenReward:
-    """The model with a file's weights."""
+    """Return the model with a file's weights."""
     state = read_state(path, "hpsv3")
     hidden = int(state["rm_head.0.weight"].shape[1]) if "rm_head.0.weight" in state else 3584
     return QwenReward(

@@ -174,7 +174,7 @@ class _Blip(nn.Module):
         self.head = AffineHead(text["hidden_size"])
 
     def forward(self, pixels: Tensor, tokens: Tensor, mask: Tensor) -> Tensor:
-        """(B, 3, side, side), (B, L) and (B, L) to (B,)."""
+        """Return (B, 3, side, side), (B, L) and (B, L) to (B,)."""
         image = self.vision(pixel_values=pixels, return_dict=True).last_hidden_state
         hidden = self.text(
             input_ids=tokens, attention_mask=mask, encoder_hidden_states=image, is_decoder=False, return_dict=True
@@ -184,7 +184,7 @@ class _Blip(nn.Module):
 
 
 def _loaded(config: Mapping[str, Mapping[str, Any]], path: Path, dtype: torch.dtype) -> _Blip:
-    """The model with a file's weights; its head in float32."""
+    """Return the model with a file's weights; its head in float32."""
     model = _Blip(config).eval()
     state = {_renamed(key): value for key, value in read_state(path, "image_reward").items()}
     load_strict(model, state, "image_reward", UNUSED, str(path))
@@ -194,7 +194,7 @@ def _loaded(config: Mapping[str, Mapping[str, Any]], path: Path, dtype: torch.dt
 
 
 def _sizes(config: Mapping[str, Mapping[str, Any]]) -> tuple[dict[str, Any], dict[str, Any]]:
-    """The published sizes with those of `config` in their place."""
+    """Return the published sizes with those of `config` in their place."""
     published: dict[str, dict[str, Any]] = {"vision": VISION, "text": TEXT}
     for part, sizes in config.items():
         unknown = [part] if part not in published else sorted(set(sizes) - set(published[part]))

@@ -19,7 +19,7 @@ LONGEST = 65_500
 
 
 def kilobytes(image: Tensor) -> float:
-    """Size of an image (3, H, W) uint8 as a JPEG of quality 95, in kB of 1,000 bytes."""
+    """Return size of an image (3, H, W) uint8 as a JPEG of quality 95, in kB of 1,000 bytes."""
     buffer = io.BytesIO()
     to_pil(image).save(buffer, format="JPEG", quality=QUALITY)
     return buffer.tell() / 1000
@@ -62,7 +62,7 @@ class IncompressibilityScorer(WithoutWeights):
         return output_of_rows([(self.sign * kilobytes(image), {}, None) for image in batch.media])
 
     def contrasts(self) -> list[Contrast]:
-        """Noise is larger than a drawing, and a drawing larger than a flat image."""
+        """Return noise is larger than a drawing, and a drawing larger than a flat image."""
         steps = [torch.full_like(noise(), 128), drawing("red", "circle"), noise()]
         pairs = list(zip(steps, steps[1:], strict=False))
         why = "fewer details make a smaller file" if self.sign < 0 else "more details make a larger file"

@@ -22,13 +22,13 @@ PIECE = 2**21
 
 
 def luma_of(images: Tensor) -> Tensor:
-    """Luma (B, H, W) in [0, 255], float32, of uint8 images (B, 3, H, W)."""
+    """Return luma (B, H, W) in [0, 255], float32, of uint8 images (B, 3, H, W)."""
     red, green, blue = images.float().unbind(1)
     return LUMA[0] * red + LUMA[1] * green + LUMA[2] * blue
 
 
 def laplacian_variance(images: Tensor) -> Tensor:
-    """Variance of the four-neighbour Laplacian of the luma, over the pixels that have all four neighbours.
+    """Return variance of the four-neighbour Laplacian of the luma, over the pixels that have all four neighbours.
 
     Laplacian at (y, x): Y(y-1, x) + Y(y+1, x) + Y(y, x-1) + Y(y, x+1) - 4 Y(y, x).
 
@@ -45,12 +45,12 @@ def laplacian_variance(images: Tensor) -> Tensor:
 
 
 def rmscontrast(images: Tensor) -> Tensor:
-    """Standard deviation of the luma in [0, 1] of images (B, 3, H, W) uint8, (B,) float32."""
+    """Return standard deviation of the luma in [0, 1] of images (B, 3, H, W) uint8, (B,) float32."""
     return (luma_of(images) / 255).flatten(1).std(dim=1, correction=0)
 
 
 def colourfulness(images: Tensor) -> Tensor:
-    """Colourfulness M(3) of images (B, 3, H, W) uint8, (B,) float32.
+    """Return colourfulness M(3) of images (B, 3, H, W) uint8, (B,) float32.
 
     With rg = R - G and yb = (R + G) / 2 - B, channels in [0, 255]:
     M = sqrt(var(rg) + var(yb)) + 0.3 sqrt(mean(rg)^2 + mean(yb)^2).
@@ -120,7 +120,7 @@ class SharpnessScorer(_PixelScorer):
         return super().__call__(batch)
 
     def contrasts(self) -> list[Contrast]:
-        """A drawing against the same one blurred, and against a flat image."""
+        """Return a drawing against the same one blurred, and against a flat image."""
         sharp = drawing("red", "square")
         blurred = torch.nn.functional.avg_pool2d(sharp.float(), 9, 1, 4, count_include_pad=False).round().byte()
         return [
@@ -148,7 +148,7 @@ class ContrastScorer(_PixelScorer):
     measure = staticmethod(rmscontrast)
 
     def contrasts(self) -> list[Contrast]:
-        """A dark shape on light ground against a light one, and against a flat image."""
+        """Return a dark shape on light ground against a light one, and against a flat image."""
         dark = drawing("black", "square")
         return [
             contrast(dark, drawing("yellow", "square"), "black stands out more from light grey than yellow does"),
@@ -175,7 +175,7 @@ class ColourfulnessScorer(_PixelScorer):
     measure = staticmethod(colourfulness)
 
     def contrasts(self) -> list[Contrast]:
-        """Coloured images against grey ones."""
+        """Return coloured images against grey ones."""
         red, coloured = drawing("red", "circle"), noise()
         return [
             contrast(red, drawing("black", "circle"), "red is a colour and black is none"),

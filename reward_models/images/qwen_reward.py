@@ -78,7 +78,7 @@ def fitting_size(height: int, width: int, factor: int, least: int, most: int) ->
 
 
 def patches_of(frames: Tensor, size: int, merge: int, depth: int) -> tuple[Tensor, tuple[int, int, int]]:
-    """Normalised patches in the order in which Qwen2-VL's vision tower merges them.
+    """Return normalised patches in the order in which Qwen2-VL's vision tower merges them.
 
     Args:
         frames: (F, 3, H, W) in [0, 255], any dtype; H and W multiples of size * merge. A single frame is repeated.
@@ -101,7 +101,7 @@ def patches_of(frames: Tensor, size: int, merge: int, depth: int) -> tuple[Tenso
 
 
 def current_names(state: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """Tensors under the names that transformers 5 gives them; names that are already new stay.
+    """Return tensors under the names that transformers 5 gives them; names that are already new stay.
 
     `visual.` becomes `model.visual.`, and `model.` becomes `model.language_model.`.
     """
@@ -132,7 +132,7 @@ class QwenReward(nn.Module):
 
     def __init__(
         self,
-        place: str,
+        folder: str,
         state: Mapping[str, Tensor],
         head: nn.Module,
         tokens: Sequence[str],
@@ -147,10 +147,10 @@ class QwenReward(nn.Module):
             raise RewardError(f"positions must be sequential or mrope. Got {positions!r}.")
         from transformers import AutoConfig, AutoTokenizer
 
-        config = pretrained(AutoConfig, place, reward)
+        config = pretrained(AutoConfig, folder, reward)
         if getattr(config, "model_type", "") != "qwen2_vl":
-            raise RewardError(f"The reward {reward} needs a Qwen2-VL base model. {place} is {config.model_type}.")
-        self.tokenizer = pretrained(AutoTokenizer, place, reward)
+            raise RewardError(f"The reward {reward} needs a Qwen2-VL base model. {folder} is {config.model_type}.")
+        self.tokenizer = pretrained(AutoTokenizer, folder, reward)
         self.tokenizer.add_tokens(list(tokens), special_tokens=True)
         self.tokens = tuple(tokens)
         self.token_ids = [self.tokenizer.convert_tokens_to_ids(token) for token in tokens]
@@ -159,7 +159,7 @@ class QwenReward(nn.Module):
         rows = len(state.get("model.language_model.embed_tokens.weight", ()))
         if 0 < rows < len(self.tokenizer):
             raise RewardError(
-                f"{source} has {rows} token embeddings, but the tokenizer of {place} with the tokens of the reward "
+                f"{source} has {rows} token embeddings, but the tokenizer of {folder} with the tokens of the reward "
                 f"{reward} has {len(self.tokenizer)} tokens. Give the base model that it was trained from."
             )
         config.text_config.vocab_size = rows or len(self.tokenizer)
@@ -186,8 +186,8 @@ class QwenReward(nn.Module):
             CannotJudgeError: the prompt holds a token of the model's own, which would be read as one.
         """
         reserved = {*self.tokenizer.all_special_tokens, *self.tokenizer.get_added_vocab()}
-        if found := sorted(token for token in reserved if token and token in prompt):
-            raise CannotJudgeError(f"the prompt holds {found[0]}, which the model reads as a mark of its own")
+        if marks := sorted(token for token in reserved if token and token in prompt):
+            raise CannotJudgeError(f"the prompt holds {marks[0]}, which the model reads as a mark of its own")
         vision = self.config.vision_config
         pixels, grid = patches_of(
             frames, int(vision.patch_size), int(vision.spatial_merge_size), int(vision.temporal_patch_size)
@@ -208,7 +208,7 @@ class QwenReward(nn.Module):
         return Question(ids, pixels, grid)
 
     def forward(self, questions: Sequence[Question], kind: Literal["image", "video"]) -> Tensor:
-        """The head's outputs at the special tokens.
+        """Return the head's outputs at the special tokens.
 
         Args:
             questions: B of them.
@@ -247,7 +247,7 @@ class QwenReward(nn.Module):
         return result
 
     def answers(self, asked: Sequence[Question | str], kind: Literal["image", "video"]) -> list[Tensor | str]:
-        """Outputs (tokens, outputs) on the CPU of those samples that are questions; the reasons of others stay.
+        """Return outputs (tokens, outputs) on the CPU of those samples that are questions; the reasons of others stay.
 
         Args:
             asked: questions, or why a sample has none.
@@ -257,8 +257,8 @@ class QwenReward(nn.Module):
         if not questions:
             return [str(item) for item in asked]
         with inference(self.model.device):
-            found = iter(self(questions, kind).cpu())
-        return [next(found) if isinstance(item, Question) else item for item in asked]
+            scores = iter(self(questions, kind).cpu())
+        return [next(scores) if isinstance(item, Question) else item for item in asked]
 
 
 def _load(
@@ -273,5 +273,5 @@ def _load(
     shapes = {name: tensor.to("meta") if name.startswith("model.") else tensor for name, tensor in state.items()}
     load_strict(skeleton, shapes, reward, UNUSED, source)
     # Through from_pretrained, which makes no random weights first and keeps rotary frequencies in float32.
-    own = {name.removeprefix("model."): tensor for name, tensor in state.items() if name.startswith("model.")}
-    return Qwen2VLModel.from_pretrained(None, config=config, state_dict=own, dtype=dtype, use_safetensors=True)
+    inner = {name.removeprefix("model."): tensor for name, tensor in state.items() if name.startswith("model.")}
+    return Qwen2VLModel.from_pretrained(None, config=config, state_dict=inner, dtype=dtype, use_safetensors=True)

@@ -86,7 +86,7 @@ class ShapesScorer(WithoutWeights):
 
 
 def _read(prompts: Sequence[str]) -> tuple[list[SceneSpec], list[str | None]]:
-    """The scenes of prompts, any scene for a prompt outside the grammar, and what is wrong with those."""
+    """Return the scenes of prompts, any scene for a prompt outside the grammar, and what is wrong with those."""
     scenes: list[SceneSpec] = []
     errors: list[str | None] = []
     for text in prompts:

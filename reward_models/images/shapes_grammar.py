@@ -59,7 +59,7 @@ class SceneSpec:
 
 
 def format_prompt(scene: SceneSpec) -> str:
-    """The prompt of a scene; the inverse of `parse_prompt`."""
+    """Return the prompt of a scene; the inverse of `parse_prompt`."""
     phrases = [_phrase(thing, count) for thing, count in scene.kinds]
     if not scene.relations:
         return " and ".join(phrases)
@@ -97,7 +97,7 @@ def parse_prompt(text: str) -> SceneSpec:
 
 
 def _pieces(words: Sequence[str]) -> list[tuple[str, list[str]]]:
-    """Phrases with the relation before each, or ""."""
+    """Return phrases with the relation before each, or ""."""
     pieces: list[tuple[str, list[str]]] = [("", [])]
     rest = list(words)
     while rest:

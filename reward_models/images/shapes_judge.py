@@ -114,19 +114,19 @@ def judge(scenes: Sequence[SceneSpec], seen: Perception, tolerances: Tolerances)
     """
     asked = _Asked.of(scenes)
     fits = _fits(asked, seen.objects, tolerances)
-    match, found = _assign(asked, fits)
-    total = np.maximum(asked.count, found)
+    match, counts = _assign(asked, fits)
+    total = np.maximum(asked.count, counts)
 
     def share(fit: Array) -> Array:  # (B, A, K) to the mean over asked and extra objects
         mean: Array = np.where(match, fit, 0).sum((1, 2)) / total
         return mean
 
-    place = {name: np.where(match, value, 0).sum(2) for name, value in (("x", fits.x), ("y", fits.y))}  # (B, A)
+    centre = {name: np.where(match, value, 0).sum(2) for name, value in (("x", fits.x), ("y", fits.y))}  # (B, A)
     right_color = np.where(match, fits.color, 0).sum(2)
-    relation, holds = _relations(asked, place, right_color, np.asarray(match.any(2)), tolerances)
+    relation, holds = _relations(asked, centre, right_color, np.asarray(match.any(2)), tolerances)
     dirt = np.maximum((seen.background_error - 5) / 30, (seen.clutter - 0.0005) / 0.01)
     parts = {
-        "count": np.maximum(0, 1 - np.abs(found - asked.count) / asked.count),
+        "count": np.maximum(0, 1 - np.abs(counts - asked.count) / asked.count),
         "colour": share(fits.color),
         "shape": share(fits.shape),
         "size": np.where(asked.sized.any(1), share(fits.size), np.nan),
@@ -140,7 +140,7 @@ def judge(scenes: Sequence[SceneSpec], seen: Perception, tolerances: Tolerances)
         for name, good in (("colour", fits.right_color), ("shape", fits.right_shape), ("size", fits.right_size))
     }
     clean = (seen.background_error <= tolerances.background_error) & (seen.clutter <= tolerances.clutter)
-    strict = (found == asked.count) & clean & holds.all(1)
+    strict = (counts == asked.count) & clean & holds.all(1)
     for good in passed.values():
         strict &= good.all(1)
     parts["strict"] = strict
@@ -149,7 +149,7 @@ def judge(scenes: Sequence[SceneSpec], seen: Perception, tolerances: Tolerances)
         None
         if strict[b]
         else _reason(
-            scenes[b], int(found[b]), {k: v[b][matched[b]] for k, v in passed.items()}, holds[b], bool(clean[b])
+            scenes[b], int(counts[b]), {k: v[b][matched[b]] for k, v in passed.items()}, holds[b], bool(clean[b])
         )
         for b in range(len(scenes))
     ]
@@ -161,13 +161,13 @@ def _cleanness(dirt: Array) -> Array:
     return np.where(dirt > 3, 3 * math.exp(-3) / np.maximum(dirt, 3), np.exp(-dirt))
 
 
-def _reason(scene: SceneSpec, found: int, passed: Mapping[str, Bools], holds: Bools, clean: bool) -> str:
-    """What fails; of colour, shape and size among the objects that stand for what was asked."""
+def _reason(scene: SceneSpec, count: int, passed: Mapping[str, Bools], holds: Bools, clean: bool) -> str:
+    """Return what fails; of colour, shape and size among the objects that stand for what was asked."""
     asked = len(scene.things)
-    said = [] if found == asked else [f"{found} {'object' if found == 1 else 'objects'}, not {asked}"]
-    said += [f"{name}: {int(good.sum())} of {len(good)}" for name, good in passed.items() if not good.all()]
-    said += [f"not {relation}" for relation, good in zip(scene.relations, holds, strict=False) if not good]
-    return "; ".join([*said, *([] if clean else ["background not clean"])])
+    reasons = [] if count == asked else [f"{count} {'object' if count == 1 else 'objects'}, not {asked}"]
+    reasons += [f"{name}: {int(good.sum())} of {len(good)}" for name, good in passed.items() if not good.all()]
+    reasons += [f"not {relation}" for relation, good in zip(scene.relations, holds, strict=False) if not good]
+    return "; ".join([*reasons, *([] if clean else ["background not clean"])])
 
 
 @dataclass(frozen=True)
@@ -227,10 +227,10 @@ class _Fits:
 
 def _fits(asked: _Asked, objects: Objects, tolerances: Tolerances) -> _Fits:
     batch = len(asked.count)
-    found = np.bincount(objects.image, minlength=batch)
-    width = max(1, int(found.max(initial=0)))
-    first = np.cumsum(found) - found
-    there = np.arange(width) < found[:, None]
+    counts = np.bincount(objects.image, minlength=batch)
+    width = max(1, int(counts.max(initial=0)))
+    first = np.cumsum(counts) - counts
+    there = np.arange(width) < counts[:, None]
     row = np.where(there, first[:, None] + np.arange(width), 0)  # (B, K)
 
     def spread(values: Array | Bools) -> Array:  # (N, ...) to (B, K, ...), 0 where there is no object
@@ -271,27 +271,27 @@ def _fits(asked: _Asked, objects: Objects, tolerances: Tolerances) -> _Fits:
 
 
 def _assign(asked: _Asked, fits: _Fits) -> tuple[Bools, NDArray[np.int64]]:
-    """Which object stands for which asked thing, (B, A, K), and how many objects there are, (B,).
+    """Return which object stands for which asked thing, (B, A, K), and how many objects there are, (B,).
 
     Colours go first, since relations go by them; the best assignment as a whole.
     """
-    worth = 1.1 * fits.color + fits.shape + 0.5 * fits.color * fits.shape + 0.25 * fits.size
-    worth = worth.astype(np.float64)
-    found = fits.there.sum(1)
-    match = np.zeros(worth.shape, dtype=np.bool_)
-    for b, (things, objects) in enumerate(zip(asked.count, found, strict=True)):
-        rows, columns = linear_sum_assignment(worth[b, :things, :objects], maximize=True)
+    value = 1.1 * fits.color + fits.shape + 0.5 * fits.color * fits.shape + 0.25 * fits.size
+    value = value.astype(np.float64)
+    counts = fits.there.sum(1)
+    match = np.zeros(value.shape, dtype=np.bool_)
+    for b, (things, objects) in enumerate(zip(asked.count, counts, strict=True)):
+        rows, columns = linear_sum_assignment(value[b, :things, :objects], maximize=True)
         match[b, rows, columns] = True
-    return match, found
+    return match, counts
 
 
 def _relations(
-    asked: _Asked, place: Mapping[str, Array], color: Array, matched: Bools, tolerances: Tolerances
+    asked: _Asked, centre: Mapping[str, Array], color: Array, matched: Bools, tolerances: Tolerances
 ) -> tuple[Array, Bools]:
     """How clearly the relations hold, (B,), NaN without any; whether each does, (B, R), True where there is none."""
     asks = np.abs(asked.axis).sum(-1) > 0  # (B, R)
-    dx = place["x"][:, :1] - place["x"][:, 1:]
-    dy = place["y"][:, :1] - place["y"][:, 1:]
+    dx = centre["x"][:, :1] - centre["x"][:, 1:]
+    dy = centre["y"][:, :1] - centre["y"][:, 1:]
     along = dx * asked.axis[..., 0] + dy * asked.axis[..., 1]
     across = np.abs(np.where(asked.axis[..., 0] != 0, dy, dx))
     known = np.minimum(1, 2 * np.minimum(color[:, :1], color[:, 1:])) * (matched[:, :1] & matched[:, 1:])

@@ -89,7 +89,7 @@ class Perception:
 
 
 def signed_distance(shape: str, dx: Array, dy: Array, area: Array | float) -> Array:
-    """Distance to the outline of an upright shape, negative inside.
+    """Return distance to the outline of an upright shape, negative inside.
 
     Args:
         shape: one of `SHAPES`.
@@ -112,7 +112,7 @@ def signed_distance(shape: str, dx: Array, dy: Array, area: Array | float) -> Ar
 
 
 def coverage(shape: str, x: float, y: float, area: float, height: int, width: int) -> Array:
-    """Anti-aliased coverage of an upright shape by signed distance, clip(1/2 - distance, 0, 1).
+    """Return anti-aliased coverage of an upright shape by signed distance, clip(1/2 - distance, 0, 1).
 
     Args:
         shape: one of `SHAPES`.
@@ -150,7 +150,7 @@ _TO_LAB = np.array(
 
 
 def oklab(rgb: Pictures) -> Array:
-    """Perceptual colours of Ottosson's Oklab (2020), in which equal distances look about equally far.
+    """Return perceptual colours of Ottosson's Oklab (2020), in which equal distances look about equally far.
 
     Args:
         rgb: (..., 3) uint8 sRGB.
@@ -167,7 +167,7 @@ _PALETTE_LAB = oklab(np.array(list(PALETTE.values()), dtype=np.uint8))  # (C, 3)
 
 
 def color_fit(rgb: Pictures) -> Array:
-    """How well colours fit each name of the palette, against the others.
+    """Return how well colours fit each name of the palette, against the others.
 
     With d the perceptual distance to a name and e that to the nearest other name, the fit is 1 - 2 d / (d + e), at
     least 0: 1 at the named colour, 1/2 where the other is three times as far, 0 from half-way on.
@@ -211,15 +211,15 @@ def _perceive(images: Pictures) -> Perception:
 
 
 def _joined(parts: Sequence[Perception], step: int) -> Perception:
-    """Perceptions of `step` images each, the last of fewer, as one."""
+    """Return perceptions of `step` images each, the last of fewer, as one."""
     columns = {
         f.name: np.concatenate([getattr(part.objects, f.name) for part in parts])
         for f in fields(Objects)
         if f.name != "image"
     }
-    picture = np.concatenate([part.objects.image + i * step for i, part in enumerate(parts)])
+    owner = np.concatenate([part.objects.image + i * step for i, part in enumerate(parts)])
     return Perception(
-        Objects(image=picture, **columns),
+        Objects(image=owner, **columns),
         np.concatenate([part.background_error for part in parts]),
         np.concatenate([part.clutter for part in parts]),
     )
@@ -243,7 +243,7 @@ def _measure(images: Pictures) -> Perception:
 
 
 def _find(offset: Array, distance: Array) -> NDArray[np.int32]:
-    """The object of each pixel, (B, H, W), -1 for none: neighbours of one hue belong together.
+    """Return the object of each pixel, (B, H, W), -1 for none: neighbours of one hue belong together.
 
     What counts is the direction of a colour from the background, not how far it is: the soft edge of an object lies on
     the way to the background and so in the same direction, another object that touches it does not.
@@ -266,9 +266,9 @@ def _find(offset: Array, distance: Array) -> NDArray[np.int32]:
     graph = coo_array((np.ones(len(start), dtype=np.int8), (start, end)), shape=(total, total))
     _, labels = connected_components(graph, directed=False)
     sizes = np.bincount(labels)
-    picture = np.nonzero(core)[0]
+    image = np.nonzero(core)[0]
     home = np.zeros(len(sizes), dtype=np.int64)
-    home[labels] = picture
+    home[labels] = image
     large = np.nonzero(sizes >= MIN_OBJECT_AREA * height * width)[0]
     order = large[np.lexsort((large, -sizes[large], home[large]))]
     number = np.full(len(sizes), -1, dtype=np.int32)
@@ -282,8 +282,8 @@ def _measure_objects(images: Pictures, offset: Array, which: NDArray[np.int32]) 
     total = int(which.max(initial=-1)) + 1
     owner, rows, columns = np.nonzero(which >= 0)
     number = which[owner, rows, columns]
-    picture = np.zeros(total, dtype=np.int64)
-    picture[number] = owner
+    image = np.zeros(total, dtype=np.int64)
+    image[number] = owner
     cut = np.zeros(total, dtype=np.bool_)
     cut[number[(rows == 0) | (rows == height - 1) | (columns == 0) | (columns == width - 1)]] = True
 
@@ -299,9 +299,9 @@ def _measure_objects(images: Pictures, offset: Array, which: NDArray[np.int32]) 
     at = owner[inner], rows[inner], columns[inner]
     hue, span = mean(color_fit(images[at])), mean(offset[at])
 
-    near, region = _surroundings(which, picture)
+    near, region = _surroundings(which, image)
     item, rows, columns = np.nonzero(near)  # pixels around each object, (P,), one object after the other
-    colors = offset[picture[item], rows, columns]  # (P, 3)
+    colors = offset[image[item], rows, columns]  # (P, 3)
     scale = span / np.maximum(_dot(span, span), 1)[:, None]
     soft = np.clip(_dot(colors, scale[item]), 0, 1) * region[item, rows, columns]  # how much of a pixel is the object's
 
@@ -321,7 +321,7 @@ def _measure_objects(images: Pictures, offset: Array, which: NDArray[np.int32]) 
         outline.append(summed(off))
         worst.append(np.maximum.reduceat(off * (np.abs(distance) + 0.5), starts) if total else summed(off))
     return Objects(
-        picture,
+        image,
         hue,
         np.stack(outline, -1) / (np.sqrt(area)[:, None] * _PERIMETER) * np.float32(32 / max(height, width)),
         np.stack(worst, -1) * np.float32(32 / max(height, width)),
@@ -332,19 +332,19 @@ def _measure_objects(images: Pictures, offset: Array, which: NDArray[np.int32]) 
     )
 
 
-def _surroundings(which: NDArray[np.int32], picture: NDArray[np.int64]) -> tuple[NDArray[np.bool_], NDArray[np.bool_]]:
+def _surroundings(which: NDArray[np.int32], image: NDArray[np.int64]) -> tuple[NDArray[np.bool_], NDArray[np.bool_]]:
     """Where to look for each object, and of that what can be the object's: itself and its soft edge; (N, H, W) each."""
     side = max(which.shape[1:])
-    around = which[picture]
-    own = around == np.arange(len(picture), dtype=np.int32)[:, None, None]
-    near = edge = _grown(own)
+    around = which[image]
+    inside = around == np.arange(len(image), dtype=np.int32)[:, None, None]
+    near = edge = _grown(inside)
     for _ in range(max(2, round(_REACH * side)) - 1):
         near = _grown(near)
-    return near, edge & (own | (around < 0))
+    return near, edge & (inside | (around < 0))
 
 
 def _interior(which: NDArray[np.int32]) -> NDArray[np.bool_]:
-    """Pixels whose four neighbours belong to the same object, (B, H, W)."""
+    """Return pixels whose four neighbours belong to the same object, (B, H, W)."""
     inner = which >= 0
     for axis in (1, 2):
         same = np.diff(which, axis=axis) == 0
@@ -355,7 +355,7 @@ def _interior(which: NDArray[np.int32]) -> NDArray[np.bool_]:
 
 
 def _grown(mask: NDArray[np.bool_]) -> NDArray[np.bool_]:
-    """A mask and its eight neighbours, over the last two axes."""
+    """Return a mask and its eight neighbours, over the last two axes."""
     grown = mask.copy()
     grown[:, 1:] |= mask[:, :-1]
     grown[:, :-1] |= mask[:, 1:]

@@ -70,7 +70,7 @@ class _Batch:
         return time.monotonic() >= self.until
 
     def late(self, number: int) -> str:
-        """Why a question has no answer that was not given in time, with what went wrong before."""
+        """Return why a question has no answer that was not given in time, with what went wrong before."""
         before = self.problems.get(number)
         return f"no answer by the batch's deadline of {self.deadline:g} s" + (f"; before, {before}" if before else "")
 
@@ -120,7 +120,7 @@ class ChatClient:
         extra: Mapping[str, Any] | None = None,
         check: bool = True,
     ) -> None:
-        self.urls = [_base(place) for place in ([url] if isinstance(url, str) else url)]
+        self.urls = [_base(address) for address in ([url] if isinstance(url, str) else url)]
         for name, seconds, least in (("timeout", timeout, 1e-3), ("backoff", backoff, 0), ("deadline", deadline, 1e-3)):
             require_number(f"{name} of a chat server, in seconds,", seconds, least)
         for name, count, least in (
@@ -251,7 +251,7 @@ def image_content(image: Tensor) -> dict[str, Any]:
 
 
 def _base(url: str) -> str:
-    """The address without /v1, of http or https, and without a password, which would show up in messages."""
+    """Return the address without /v1, of http or https, and without a password, which would show up in messages."""
     parts = urlsplit(str(url))
     if parts.scheme not in ("http", "https") or not parts.hostname or parts.query or parts.username or parts.password:
         shown = f"{parts.scheme}://{parts.hostname or ''}" if parts.username or parts.password else str(url)
@@ -281,8 +281,8 @@ def _reason(status: int, content: bytes) -> str:
     if 300 <= status < 400:
         return ", a redirect, which is not followed: give the address that it leads to"
     try:
-        found = json.loads(content)
-        text = found["error"]["message"] if isinstance(found["error"], dict) else found["error"]
+        answer = json.loads(content)
+        text = answer["error"]["message"] if isinstance(answer["error"], dict) else answer["error"]
     except (ValueError, KeyError, TypeError):
         text = content[:400].decode(errors="replace")
     return f" {shortened(str(text))}" if text else ""

@@ -21,7 +21,7 @@ Row = tuple[float, Mapping[str, float], str | None]
 
 
 def shown_frames(count: int, wanted: int) -> list[int]:
-    """Frames floor(i * count / wanted) for i = 0 ... wanted - 1, each once, so all of a clip that has no more.
+    """Return frames floor(i * count / wanted) for i = 0 ... wanted - 1, each once, so all of a clip that has no more.
 
     Args:
         count: frames of the clip.

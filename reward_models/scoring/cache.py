@@ -52,12 +52,12 @@ class Score:
 
 
 def failure(error: str) -> Score:
-    """The score of a sample that has none."""
+    """Return the score of a sample that has none."""
     return Score(math.nan, {}, error)
 
 
 def default_path() -> Path:
-    """~/.cache/diffrl/scores.sqlite, or below XDG_CACHE_HOME."""
+    """Return ~/.cache/diffrl/scores.sqlite, or below XDG_CACHE_HOME."""
     return Path(os.environ.get("XDG_CACHE_HOME") or "~/.cache").expanduser() / "diffrl" / "scores.sqlite"
 
 
@@ -136,7 +136,7 @@ class ScoreCache:
 
 
 def _score(raw: Any, parts: Any, note: Any) -> Score | None:
-    """The score of a row; None of a damaged one. SQLite keeps what it is given, whatever the column's type."""
+    """Return the score of a row; None of a damaged one. SQLite keeps what it is given, whatever the column's type."""
     try:
         named = {name: math.nan if value is None else value for name, value in json.loads(parts).items()}
     except (TypeError, ValueError, AttributeError, RecursionError):

@@ -68,37 +68,37 @@ def with_captions(items: Sequence[Item]) -> list[Item]:
 
 
 def _captioned(item: Item, tables: Callable[[Path], Sequence[Index]]) -> Item:
-    """The nearest word on an image: the file beside it, the tables of its folder and of those above, its own."""
-    said, source = _beside(item.path)
-    metadata: Mapping[str, object] = said.metadata if said is not None else {}
+    """Return the nearest word on an image: the file beside it, the tables of its folder and of those above, its own."""
+    caption, source = _beside(item.path)
+    metadata: Mapping[str, object] = caption.metadata if caption is not None else {}
     broken = item.problem
     listed = [(index, folder) for folder in _folders_up(item) for index in tables(folder)]
     for index, folder in listed:
-        found = index.of(folder, item.path)
+        entry = index.of(folder, item.path)
         broken = broken or index.broken
-        if found is not None:
-            said, source = (said, source) if said is not None else (found, index.name)
-            metadata = {**found.metadata, **metadata}
+        if entry is not None:
+            caption, source = (caption, source) if caption is not None else (entry, index.name)
+            metadata = {**entry.metadata, **metadata}
             break
     metadata = {**metadata, **item.metadata}
-    if said is not None and (said.prompt is not None or said.problem is not None):
-        return replace(item, prompt=said.prompt, metadata=metadata, problem=said.problem, prompt_from=source)
+    if caption is not None and (caption.prompt is not None or caption.problem is not None):
+        return replace(item, prompt=caption.prompt, metadata=metadata, problem=caption.problem, prompt_from=source)
     prompt, source, problem = embedded_prompt(item.path)
     return replace(item, prompt=prompt, metadata=metadata, problem=problem or broken, prompt_from=source)
 
 
 def _beside(path: Path) -> tuple[Caption | None, str | None]:
-    """What the file beside an image says, cat.txt or cat.png.txt, and the kind of that file."""
+    """Return what the file beside an image says, cat.txt or cat.png.txt, and the kind of that file."""
     for suffix in SIDECARS:
         for file in (path.with_suffix(suffix), path.with_name(f"{path.name}{suffix}")):
-            said = read_sidecar(file) if file.is_file() else None
-            if said is not None:
-                return said, suffix
+            caption = read_sidecar(file) if file.is_file() else None
+            if caption is not None:
+                return caption, suffix
     return None, None
 
 
 def is_caption(path: Path, beside: Sequence[str]) -> bool:
-    """Whether a file holds captions: a table, or it lies beside an image that ends in one of `beside`."""
+    """Return whether a file holds captions: a table, or it lies beside an image that ends in one of `beside`."""
     if path.name in (*INDICES, SAMPLES_INDEX):
         return True
     stem = path.with_suffix("")
@@ -112,7 +112,7 @@ def _folders_up(item: Item) -> list[Path]:
 
 
 def _folder_tables(folder: Path) -> list[Index]:
-    """What a folder's tables say."""
+    """Return what a folder's tables say."""
     return [_index(folder / name) for name in INDICES if (folder / name).is_file()]
 
 
@@ -173,19 +173,19 @@ def from_prompts_file(items: Sequence[Item], file: Path, roots: Sequence[Path]) 
     if len(named) != len(captions):
         raise RewardError(f'Either every line of {file} names its "file" or none does. Got {len(named)} that do.')
     places = {item.path.resolve(): item for item in items}
-    found: dict[Path, Caption] = {}
+    by_file: dict[Path, Caption] = {}
     for caption in named:
         candidates = (folder / str(caption.file) for folder in (file.parent, *roots, Path()))
         match = next((c.resolve() for c in candidates if c.resolve() in places), None)
         if match is not None:
-            found[match] = caption
-    if not found:
+            by_file[match] = caption
+    if not by_file:
         raise RewardError(
             f"None of the {len(named)} files that {file} names is among the images. The first is {named[0].file}; "
             f"paths count from {file.parent}, from the folders given and from the working directory."
         )
     unlisted = Caption(problem=f"{file} does not name it.")
-    return [_given(item, found.get(item.path.resolve(), unlisted)) for item in items]
+    return [_given(item, by_file.get(item.path.resolve(), unlisted)) for item in items]
 
 
 def _require_own_order(items: Sequence[Item], file: Path) -> None:
@@ -205,7 +205,7 @@ def _given(item: Item, caption: Caption) -> Item:
 
 
 def _lines(file: Path) -> list[Caption]:
-    """A prompt a line."""
+    """Return a prompt a line."""
     try:
         text = read_text(file, MOST_BYTES, "utf-8-sig")
     except FileNotFoundError:

@@ -33,12 +33,12 @@ class Entry:
 
 
 def entries() -> list[Entry]:
-    """All registered rewards, also those that cannot be imported here."""
+    """Return all registered rewards, also those that cannot be imported here."""
     return [entry_of(name) for name in sorted(SCORERS)]
 
 
 def entry_of(name: str) -> Entry:
-    """A registered reward, or one of your own by its path."""
+    """Return a registered reward, or one of your own by its path."""
     try:
         spec = factory_of(name).spec
     except RewardError as error:
@@ -54,7 +54,7 @@ def _is_installed(module: str) -> bool:
 
 
 def _extra_of(cause: BaseException | None) -> str | None:
-    """What to install for a module that an import did not find."""
+    """Return what to install for a module that an import did not find."""
     module = (getattr(cause, "name", None) or "").partition(".")[0]
     extra = next((extra for extra, modules in EXTRAS.items() if module in modules), None)
     return f"diffrl[{extra}]" if extra else None
@@ -92,7 +92,7 @@ def show_entries(console: Console) -> None:
 
 
 def _facts(spec: ScorerSpec) -> tuple[str, str, str]:
-    """Media, needs and range of a reward, in words."""
+    """Return media, needs and range of a reward, in words."""
     low, high = (f"{value:g}" for value in spec.range)
     span = "unbounded" if low == "-inf" and high == "inf" else f"{low} to {high}"
     return ", ".join(spec.media), ", ".join(spec.needs), span + ("" if spec.higher_is_better else ", lower is better")
@@ -100,17 +100,17 @@ def _facts(spec: ScorerSpec) -> tuple[str, str, str]:
 
 def show_self_test(reward: Loaded, console: Console) -> bool:
     """Score pairs of known order and print them; whether all is well."""
-    found = self_test(reward.scorer)
+    result = self_test(reward.scorer)
     higher = reward.scorer.spec.higher_is_better
     table = Table(title=Text(f"Self-test of {reward.label}"), title_justify="left", box=None, pad_edge=False)
     table.add_column("the right sample is right because")
     for column in ("right", "wrong", ""):
         table.add_column(column, justify="right")
-    for why, good, bad in found.scores:
+    for why, good, bad in result.scores:
         won = good > bad if higher else good < bad
         table.add_row(Text(why), f"{good:.5g}", f"{bad:.5g}", Text("ok" if won else "LOST", "green" if won else "red"))
     console.print(table)
-    return _verdict("self-test", reward, found.passed, list(found.problems), console)
+    return _verdict("self-test", reward, result.passed, list(result.problems), console)
 
 
 def show_check(reward: Loaded, console: Console) -> bool:

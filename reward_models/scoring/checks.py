@@ -25,7 +25,7 @@ def check_items(rewards: Sequence[Loaded], items: Sequence[Item], peeks: Sequenc
 
 
 def why_not(reward: Loaded, item: Item, seen: Peek) -> str | None:
-    """Why a sample cannot be scored with a reward, as its header and what came with it say; None if it can."""
+    """Return why a sample cannot be scored with a reward, as its header and what came with it say; None if it can."""
     spec, label = reward.scorer.spec, reward.label
     if seen.kind is not None and seen.kind not in spec.media:
         return _wrong_kind(reward, item)

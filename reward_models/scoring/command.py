@@ -68,19 +68,19 @@ def run(
     say = Console(stderr=True) if results.as_json else console
     choose(names, options.option or (), options.config)  # before anything takes long
     if draw is None:
-        found = collect(selection)
+        samples = collect(selection)
         rewards = load_rewards(names, options)
     else:
         rewards = load_rewards(names, options)
         for line in draw():
             say.print(line, markup=False, highlight=False, soft_wrap=True)
-        found = collect(selection)
+        samples = collect(selection)
     others = [path for path in (selection.prompts, options.config, results.cache) if path is not None]
-    check_targets(outs, results.plot, found.items, others, selection.paths)
+    check_targets(outs, results.plot, samples.items, others, selection.paths)
     started = time.monotonic()
     with ScoreCache(None if results.no_cache else results.cache or default_path()) as cache:
         try:
-            summary = _score(outs, rewards, found, cache)
+            summary = _score(outs, rewards, samples, cache)
         except KeyboardInterrupt as error:
             known = not results.no_cache and any(map(can_be_cached, rewards))
             kept = "What was scored is in the cache: run the same command again to go on." if known else ""
@@ -92,17 +92,17 @@ def run(
         from reward_models.scoring.plots import draw as draw_figures
 
         written += draw_figures(summary.series, results.plot)
-    _report(results.as_json, summary, found, written, seconds, console)
+    _report(results.as_json, summary, samples, written, seconds, console)
     return FAILED if summary.nothing_scored or (results.strict and summary.failed_files) else 0
 
 
-def _score(outs: Sequence[Path], rewards: Sequence[Loaded], found: Found, cache: ScoreCache) -> Summary:
-    peeks = [peek(item.path) for item in found.items]
-    check_items(rewards, found.items, peeks)
+def _score(outs: Sequence[Path], rewards: Sequence[Loaded], samples: Found, cache: ScoreCache) -> Summary:
+    peeks = [peek(item.path) for item in samples.items]
+    check_items(rewards, samples.items, peeks)
     summary = Summary(rewards)
     with _progress() as bar, Outputs(outs, rewards) as outputs:
-        task = bar.add_task("scoring", total=len(found.items) * len(rewards))
-        for row in score_items(rewards, found.items, peeks, cache, lambda count: bar.advance(task, count)):
+        task = bar.add_task("scoring", total=len(samples.items) * len(rewards))
+        for row in score_items(rewards, samples.items, peeks, cache, lambda count: bar.advance(task, count)):
             outputs.write(row)
             summary.add(row)
     return summary
@@ -116,10 +116,10 @@ def _progress() -> Progress:
 
 
 def _report(
-    as_json: bool, summary: Summary, found: Found, written: Sequence[Path], seconds: float, console: Console
+    as_json: bool, summary: Summary, samples: Found, written: Sequence[Path], seconds: float, console: Console
 ) -> None:
     if as_json:
-        facts: dict[str, Any] = {**summary.as_json(), "left_out": dict(found.skipped), "seconds": round(seconds, 3)}
+        facts: dict[str, Any] = {**summary.as_json(), "left_out": dict(samples.skipped), "seconds": round(seconds, 3)}
         print(json.dumps({**facts, "written": [str(path) for path in written]}, indent=2, ensure_ascii=False))
         return
     summary.show(console)
@@ -127,8 +127,8 @@ def _report(
     failed = sum(series.failed for series in summary.series if series.version is not None)
     made = sum(len(series.values) for series in summary.series if series.version is not None) - cached - failed
     lines = [f"{made} scores made, {cached} from the cache, {failed} failed, {seconds:.1f} s."]
-    if found.skipped:
-        lines.append("Left out: " + ", ".join(f"{count} {reason}" for reason, count in found.skipped.items()) + ".")
+    if samples.skipped:
+        lines.append("Left out: " + ", ".join(f"{count} {reason}" for reason, count in samples.skipped.items()) + ".")
     lines += [*summary.notes(), *summary.failures()]
     if written:
         lines.append(f"Written: {', '.join(str(path) for path in written)}")

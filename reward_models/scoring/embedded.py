@@ -67,7 +67,7 @@ def _read(path: Path, changed: int, size: int) -> tuple[str | None, str | None, 
 
 
 def _notes(image: Image.Image) -> tuple[str | None, str | None]:
-    """What A1111 and ComfyUI wrote into an opened image; its pixels are not read."""
+    """Return what A1111 and ComfyUI wrote into an opened image; its pixels are not read."""
     info = image.info
     if image.format == "PNG":
         words, graph = _text(info.get("parameters")), _text(info.get("prompt"))
@@ -84,7 +84,7 @@ def _text(value: Any) -> str | None:
 
 
 def _comment(value: Any) -> str | None:
-    """An EXIF user comment of words and settings; eight bytes say its encoding."""
+    """Return an EXIF user comment of words and settings; eight bytes say its encoding."""
     data = value.encode() if isinstance(value, str) else bytes(value or b"")
     wide = data.startswith(b"UNICODE\0")
     data = data[8:] if data.startswith(_CODES) else data
@@ -107,14 +107,14 @@ def positive_text(graph: Any) -> str:
         raise Unreadable("is no mapping of nodes")
     used = {link[0] for node in graph.values() for link in _links(node).values()}
     ends = [name for name, node in graph.items() if name not in used and _links(node)]
-    found = {text for end in ends for text in _of_image(graph, end, set())}
-    if len(found) != 1:
-        raise Unreadable(f"leads to {len(found) or 'no'} positive text{'s' if len(found) > 1 else ''}")
-    return found.pop()
+    texts = {text for end in ends for text in _of_image(graph, end, set())}
+    if len(texts) != 1:
+        raise Unreadable(f"leads to {len(texts) or 'no'} positive text{'s' if len(texts) > 1 else ''}")
+    return texts.pop()
 
 
 def _of_image(graph: Mapping[str, Any], name: str, seen: set[str]) -> Iterator[str]:
-    """Texts of the samplers nearest before a node that has an image."""
+    """Yield texts of the samplers nearest before a node that has an image."""
     if name in seen or name not in graph:
         return
     seen.add(name)
@@ -128,7 +128,7 @@ def _of_image(graph: Mapping[str, Any], name: str, seen: set[str]) -> Iterator[s
 
 
 def _of_conditioning(graph: Mapping[str, Any], link: tuple[str, int], seen: set[tuple[str, int]]) -> Iterator[str]:
-    """Texts that a conditioning was made from."""
+    """Yield texts that a conditioning was made from."""
     name, output = link
     if link in seen or name not in graph:
         return
@@ -150,7 +150,7 @@ def _of_conditioning(graph: Mapping[str, Any], link: tuple[str, int], seen: set[
 
 
 def _links(node: Mapping[str, Any]) -> dict[str, tuple[str, int]]:
-    """Inputs of a node that come from another."""
+    """Return inputs of a node that come from another."""
     inputs = node.get("inputs")
     return {
         key: (value[0], value[1])

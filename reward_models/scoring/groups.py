@@ -57,37 +57,37 @@ def score_groups(
                 f"{size / 1e9:.1f} GB, with {items[rows[0]].name}. Give prompts (equal prompts are a group), put "
                 "groups into folders, or use --limit."
             )
-    found: list[Known] = [Known(failure("not scored"))] * len(items)
+    results: list[Known] = [Known(failure("not scored"))] * len(items)
     for rows in groups.values():
         members = [(items[row], peeks[row]) for row in rows]
         for row, known in zip(rows, _score_group(reward, identity, members, cache), strict=True):
-            found[row] = known
+            results[row] = known
         advance(len(rows))
-    return found
+    return results
 
 
 def _score_group(reward: Loaded, identity: str, members: Sequence[tuple[Item, Peek]], cache: ScoreCache) -> list[Known]:
     label = reward.label
     samples = [Read(item) for item, _ in members]
     digests: dict[int, str] = {}
-    for place, (item, seen) in enumerate(members):
+    for number, (item, seen) in enumerate(members):
         why = why_not(reward, item, seen)
         try:
-            digests |= {} if why is not None else {place: file_digest(item.path)}
+            digests |= {} if why is not None else {number: file_digest(item.path)}
         except OSError as error:
             why = f"{item.name} cannot be read: {error.strerror}."
         if why is not None:
-            samples[place].fail([label], why)
+            samples[number].fail([label], why)
     everyone = list(digests.values())
-    for place, digest in digests.items():
-        item = samples[place].item
-        samples[place].keys[label] = sample_key(identity, digest, item, reward.scorer.spec.uses_prompt, everyone)
-    known = {place: cache.get(samples[place].keys[label]) for place in digests}
+    for number, digest in digests.items():
+        item = samples[number].item
+        samples[number].keys[label] = sample_key(identity, digest, item, reward.scorer.spec.uses_prompt, everyone)
+    known = {number: cache.get(samples[number].keys[label]) for number in digests}
     if all(score is not None for score in known.values()):
-        scores = {place: Known(score, cached=True) for place, score in known.items() if score is not None}
-        return [scores.get(place) or Known(sample.scores[label]) for place, sample in enumerate(samples)]
-    for place in digests:
-        samples[place].open([reward])
+        scores = {number: Known(score, cached=True) for number, score in known.items() if score is not None}
+        return [scores.get(number) or Known(sample.scores[label]) for number, sample in enumerate(samples)]
+    for number in digests:
+        samples[number].open([reward])
     opened = [sample for sample in samples if label in sample.keys]
     for sample, score in zip(opened, _compare(reward, opened), strict=True):
         sample.scores[label] = score

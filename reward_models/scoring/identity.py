@@ -3,6 +3,7 @@
     the file's bytes, prompt and metadata     of the sample; prompts only where the scorer uses them
     the scorer's name and version             as its spec says
     its options, defaults filled in           without `device`; files that they name count by what is in them
+    its weights on the hub                    by the commit that lies in the local cache
     its source                                of scorers of the user's own: the file of its module
     the other members                         of the sample's group, for scorers that compare them
 
@@ -59,10 +60,14 @@ def scorer_facts(name: str, options: Mapping[str, Any], spec: ScorerSpec | None)
     factory = factory_of(name)
     known = _with_defaults(factory, options)
     known.pop("device", None)
+    repositories = [*_texts(known), *([] if spec is None or spec.weights is None else [spec.weights])]
     return {
         "name": name,
         "spec": None if spec is None else [spec.name, spec.version],
         "options": known,
+        "commits": [
+            _commit(text) for text in repositories if text.count("/") == 1 and not text.startswith((".", "/", "~"))
+        ],
         "files": [mark for text in _texts(known) for mark in _file_marks(text)],
         "source": None if name in SCORERS else _source(factory),
     }
@@ -182,6 +187,16 @@ def _file_marks(text: str) -> list[str]:
         return [f"{path.name} {content_mark(path)}"]
     files = sorted(Path(parent) / name for parent, _, names in os.walk(path) for name in names) if folder else []
     return [f"{file.relative_to(path)} {content_mark(file)}" for file in files]
+
+
+def _commit(repository: str) -> str:
+    """Return the commit of `main` that the local hub cache holds; "" if it holds none."""
+    home = Path(os.environ.get("HF_HOME", "~/.cache/huggingface")).expanduser()
+    cache = Path(os.environ.get("HF_HUB_CACHE", home / "hub"))
+    try:
+        return (cache / f"models--{repository.replace('/', '--')}" / "refs" / "main").read_text("utf-8").strip()
+    except (OSError, UnicodeDecodeError, ValueError):
+        return ""
 
 
 def _source(factory: Any) -> str | None:

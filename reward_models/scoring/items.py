@@ -84,5 +84,5 @@ def peek(path: Path) -> Peek:
 
 
 def is_media(path: Path) -> bool:
-    """Whether a file's suffix is that of an image or a video."""
+    """Return whether a file's suffix is that of an image or a video."""
     return path.suffix.lower() in MEDIA_SUFFIXES

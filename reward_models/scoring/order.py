@@ -15,5 +15,5 @@ def natural_key(path: str | os.PathLike[str]) -> tuple[tuple[tuple[str | int, ..
 
 
 def _pieces(name: str) -> tuple[str | int, ...]:
-    """Text and numbers in turn; two names have the same kind of piece at each place."""
-    return tuple(int(piece) if place % 2 else piece for place, piece in enumerate(_NUMBER.split(name)))
+    """Return text and numbers in turn; two names have the same kind of piece at each place."""
+    return tuple(int(piece) if index % 2 else piece for index, piece in enumerate(_NUMBER.split(name)))

@@ -40,7 +40,7 @@ def check_outputs(paths: Sequence[Path]) -> None:
 
 
 def check_targets(
-    outs: Sequence[Path], plot: Path | None, items: Sequence[Item], others: Sequence[Path], given: Sequence[str]
+    outs: Sequence[Path], plot: Path | None, items: Sequence[Item], others: Sequence[Path], paths: Sequence[str]
 ) -> None:
     """Refuse to write over what is read, or figures to where the next run would score them.
 
@@ -49,7 +49,7 @@ def check_targets(
         plot: folder or file of figures.
         items: what is scored.
         others: further files that are read.
-        given: paths that were asked for.
+        paths: paths that were asked for.
 
     Raises:
         RewardError: names the file.
@@ -58,13 +58,13 @@ def check_targets(
     for path in (*outs, *([plot] if plot is not None else [])):
         if path.resolve() in read or path.name in INDEXES:
             raise RewardError(f"--out and --plot never write over what is read, or an index of images. Got {path}.")
-    folders = [Path(path).resolve() for path in given if Path(path).is_dir() and not _has_index(Path(path))]
+    folders = [Path(path).resolve() for path in paths if Path(path).is_dir() and not _has_index(Path(path))]
     if plot is not None and any(plot.resolve().is_relative_to(folder) for folder in folders):
         raise RewardError(f"--plot must lie outside the folders that are scored, or figures are next. Got {plot}.")
 
 
 def _has_index(folder: Path) -> bool:
-    """Whether an index says what of a folder is scored, so that other images there are left out."""
+    """Return whether an index says what of a folder is scored, so that other images there are left out."""
     return any((folder / name).exists() for name in ("samples.jsonl", "samples.sqlite"))
 
 
@@ -81,7 +81,7 @@ def total_of(row: Row, rewards: Sequence[Loaded]) -> float | None:
 
 
 def record_of(row: Row, rewards: Sequence[Loaded]) -> dict[str, Any]:
-    """A row as it is written in JSON lines; null where there is no number."""
+    """Return a row as it is written in JSON lines; null where there is no number."""
     record: dict[str, Any] = {"file": row.item.name, "prompt": row.item.prompt}
     if row.item.sample:
         record["sample"] = dict(row.item.sample)

@@ -50,7 +50,7 @@ def draw(series: Sequence[Series], target: Path) -> list[Path]:
 
 
 def correlations(series: Sequence[Series], ranks: bool) -> NDArray[np.float64]:
-    """(K, K) Pearson, or with `ranks` Spearman, correlations over the samples that both rewards scored.
+    """Return (K, K) Pearson, or with `ranks` Spearman, correlations over the samples that both rewards scored.
 
     NaN with fewer than three such samples or where one reward is constant.
     """

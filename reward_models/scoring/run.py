@@ -64,11 +64,11 @@ def score_items(
     rows = range(len(items))
 
     def read(row: int) -> Read:
-        found = _read(items[row], peeks[row], single, identities, caches)
+        sample = _read(items[row], peeks[row], single, identities, caches)
         known = {label: scores[row] for label, scores in of_groups.items()}
-        found.scores |= {label: one.score for label, one in known.items()}
-        found.cached |= {label for label, one in known.items() if one.cached}
-        return found
+        sample.scores |= {label: one.score for label, one in known.items()}
+        sample.cached |= {label for label, one in known.items() if one.cached}
+        return sample
 
     for window in _read_ahead(_windows(rows, peeks, WINDOW_BATCHES * largest), read):
         for reward in single:
@@ -78,7 +78,7 @@ def score_items(
 
 
 def _windows(rows: Sequence[int], peeks: Sequence[Peek], count: int) -> Iterator[list[int]]:
-    """Rows in windows of at most `count` and, unless one alone is larger, of at most `WINDOW_BYTES`."""
+    """Yield rows in windows of at most `count` and, unless one alone is larger, of at most `WINDOW_BYTES`."""
     window: list[int] = []
     size = 0
     for row in rows:
@@ -92,7 +92,7 @@ def _windows(rows: Sequence[int], peeks: Sequence[Peek], count: int) -> Iterator
 
 
 def _read_ahead(windows: Iterator[list[int]], read: Callable[[int], Read]) -> Iterator[list[Read]]:
-    """Windows of samples; while one is scored, threads read the next."""
+    """Yield windows of samples; while one is scored, threads read the next."""
     pool = ThreadPoolExecutor(min(8, os.cpu_count() or 1), thread_name_prefix="read")
     try:
         ahead: list[Future[Read]] = []

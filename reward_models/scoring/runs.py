@@ -74,11 +74,11 @@ def samples_of_run(run: Path, stage: str | None, iterations: Sequence[int], skip
             known = "; ".join(f"{name}, iterations {low} to {high}" for name, low, high in there) or "nothing"
             raise RewardError(f"{index} holds no samples of that stage and iteration. It has: {known}.")
     items = []
-    for *facts, exact, representative, picture in rows:
-        if picture is None:
+    for *facts, exact, representative, file in rows:
+        if file is None:
             skipped[NO_PICTURE] += 1
             continue
-        item = _item(run, (*facts, picture))
+        item = _item(run, (*facts, file))
         if item is None or not isinstance(exact, int | None):
             skipped[DAMAGED] += 1
             continue
@@ -94,7 +94,7 @@ def samples_of_run(run: Path, stage: str | None, iterations: Sequence[int], skip
 
 
 def _kept(database: sqlite3.Connection) -> str:
-    """The columns exact and representative; NULL of an older index."""
+    """Return the columns exact and representative; NULL of an older index."""
     have = {name for (name,) in database.execute("SELECT name FROM pragma_table_info('samples')")}
     return ", ".join(name if name in have else "NULL" for name in ("exact", "representative"))
 
@@ -111,19 +111,19 @@ def _opened(index: Path) -> Iterator[sqlite3.Connection]:
 
 
 def _item(run: Path, row: tuple[Any, ...]) -> Item | None:
-    """The sample of a row; None of a damaged one. SQLite keeps what it is given, whatever the column's type."""
-    *address, prompt, written, picture = row
+    """Return the sample of a row; None of a damaged one. SQLite keeps what it is given, whatever the column's type."""
+    *address, prompt, written, file = row
     try:
         metadata = json.loads(written)
     except (TypeError, ValueError, RecursionError):
         return None
     kinds = (*ADDRESS.values(), str, dict, str)
-    values = (*address, prompt, metadata, picture)
-    if not all(map(isinstance, values, kinds)) or "\0" in picture:
+    values = (*address, prompt, metadata, file)
+    if not all(map(isinstance, values, kinds)) or "\0" in file:
         return None
-    path = run / picture
+    path = run / file
     if not Path(os.path.abspath(path)).is_relative_to(os.path.abspath(run / PICTURES)):
-        raise RewardError(f"{run / INDEX} names an image outside its run: {picture!r}. Do not trust this run.")
+        raise RewardError(f"{run / INDEX} names an image outside its run: {file!r}. Do not trust this run.")
     sample = dict(zip(("stage", "iteration", "group", "root", "path", "seed"), address, strict=True))
     group = (str(run), sample["stage"], sample["iteration"], sample["group"])
     return Item(path, str(path), run, prompt, metadata, sample, group, prompt_from=INDEX)

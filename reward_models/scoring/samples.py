@@ -100,5 +100,5 @@ def call_scorer(reward: Loaded, samples: Sequence[Read], grouped: bool = False) 
 
 
 def title(reward: Loaded) -> str:
-    """The scorer's name and version, as the cache notes them."""
+    """Return the scorer's name and version, as the cache notes them."""
     return f"{reward.settings.name} {reward.scorer.spec.version}"

@@ -61,7 +61,7 @@ def collect(selection: Selection) -> Found:
     if selection.media not in (None, "image", "video"):
         raise RewardError(f"--media is image or video. Got {selection.media!r}.")
     skipped: Counter[str] = Counter()
-    found: dict[Path, Item] = {}
+    unique: dict[Path, Item] = {}
     runs = [path for path in selection.paths if is_run(Path(path))]
     if not runs and (selection.stage is not None or selection.iterations):
         raise RewardError("--stage and --iteration choose from the directory of a run. None was given. Remove them.")
@@ -71,8 +71,8 @@ def collect(selection: Selection) -> Found:
         else:
             items = _of_path(text, skipped)
         for item in items:  # of a file that is given twice the first counts
-            found.setdefault(Path(os.path.abspath(item.path)), item)
-    items = list(found.values())
+            unique.setdefault(Path(os.path.abspath(item.path)), item)
+    items = list(unique.values())
     if selection.media is not None:
         kept = [item for item in items if peek(item.path).kind in (selection.media, None)]
         skipped[f"not {'an' if selection.media == 'image' else 'a'} {selection.media}"] = len(items) - len(kept)
@@ -154,7 +154,7 @@ def _of_folder(root: Path, skipped: Counter[str]) -> list[Item]:
 
 
 def _listed(folder: Path, files: Sequence[Path], skipped: Counter[str], whole: bool = False) -> list[Item]:
-    """Items of a folder's files; where `diffrl generate` wrote an index, only what it lists, with its prompts.
+    """Return items of a folder's files; where `diffrl generate` wrote an index, only what it lists, with its prompts.
 
     So the grid of all images, which lies beside them, is left out.
 

@@ -66,7 +66,7 @@ class Series:
         return np.array(self.values, dtype=np.float64)
 
     def statistics(self) -> dict[str, float | int | None]:
-        """N scored, mean, standard deviation (of the sample, n - 1), min, median, max and failed."""
+        """Return n scored, mean, standard deviation (of the sample, n - 1), min, median, max and failed."""
         good = self.array[np.isfinite(self.array)]
         made: dict[str, float | int | None] = {"n": len(good)}
         if len(good) == 0:
@@ -78,7 +78,7 @@ class Series:
         return {**made, "failed": self.failed}
 
     def ranked(self) -> list[int]:
-        """Rows that have a score, best first; equal ones in their order."""
+        """Return rows that have a score, best first; equal ones in their order."""
         sign = -1 if self.higher_is_better else 1
         rows = [row for row, value in enumerate(self.values) if math.isfinite(value)]
         return sorted(rows, key=lambda row: sign * self.values[row])
@@ -119,7 +119,7 @@ class Summary:
         return all(series.failed == len(self.names) for series in self.series[: len(self._rewards)])
 
     def extremes(self, series: Series) -> tuple[list[tuple[str, float]], list[tuple[str, float]]]:
-        """The best samples, best first, and the worst, worst first, with their scores; none is both."""
+        """Return the best samples, best first, and the worst, worst first, with their scores; none is both."""
         ranked = series.ranked()
         count = min(EXTREMES, len(ranked) // 2) or len(ranked)
         named = [(self.names[row], series.values[row]) for row in ranked]
@@ -173,7 +173,7 @@ class Summary:
         ]
 
     def failures(self) -> list[str]:
-        """A line for each reward that failed on something."""
+        """Return a line for each reward that failed on something."""
         lines = []
         for series in self.series[: len(self._rewards)]:
             if series.failed:
@@ -185,7 +185,7 @@ class Summary:
 
 
 def _short(value: float) -> str:
-    """Four digits; large numbers in full, so that columns stay narrow."""
+    """Return four digits; large numbers in full, so that columns stay narrow."""
     if isinstance(value, int) or 1e4 <= abs(value) < 1e7:
         return f"{value:.0f}"
     return f"{value:.4g}"

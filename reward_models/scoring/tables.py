@@ -72,7 +72,7 @@ def read_sidecar(path: Path) -> Caption | None:
 
 
 def _caption(row: Row, column: str | None) -> Caption:
-    """The caption of a row whose prompt stands in a column; of a row without it, in the likeliest of its own."""
+    """Return the caption of a row whose prompt stands in a column; of a row without it, in the likeliest of its own."""
     record = dict(row.record)
     name, text = file_column(record), record.get("text")
     file = record.pop(name) if name is not None else None

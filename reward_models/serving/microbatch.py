@@ -132,7 +132,7 @@ class MicroBatcher:
             return []
 
     def _fitting(self) -> list[Job]:
-        """The request that has waited longest, and those that may join it."""
+        """Return the request that has waited longest, and those that may join it."""
         first = self._waiting[0]
         jobs, count, most = [first], len(first.batch), self._most(first.batch)
         if self.scorer.spec.scope == "sample":
@@ -143,7 +143,7 @@ class MicroBatcher:
         return jobs
 
     def _most(self, batch: RewardBatch) -> int:
-        """Samples of such media that are given to the scorer at once."""
+        """Return samples of such media that are given to the scorer at once."""
         pixels = math.prod(batch.media.shape[1:]) // 3
         return max(1, min(self.max_batch, self.max_pixels // max(1, pixels)))
 
@@ -181,7 +181,7 @@ class MicroBatcher:
 
 
 def _joined(batches: Sequence[RewardBatch]) -> RewardBatch:
-    """One batch of several; ids of groups, which may collide, are left out: no scorer of samples reads them."""
+    """Return one batch of several; ids of groups, which may collide, are left out: no scorer of samples reads them."""
     return RewardBatch(
         torch.cat([batch.media for batch in batches]),
         [prompt for batch in batches for prompt in batch.prompts],

@@ -15,7 +15,7 @@ from reward_models.base import RewardBatch, RewardOutput, ScorerSpec, WithoutWei
 from reward_models.common.errors import RewardError
 from reward_models.media import batches_of
 from reward_models.registry import SCORERS
-from reward_models.serving.remote_call import RETRIED, Call, Sending, refused, sentence_of
+from reward_models.serving.remote_call import RETRIED, Call, Servers, refused, sentence_of
 from reward_models.serving.replicas import Replicas
 from reward_models.serving.transport import Client, UnreachableError, require_number, wait_for
 from reward_models.serving.wire import PROTOCOL, TOKEN_VARIABLE, Limits, decode_listing, decode_spec
@@ -83,10 +83,8 @@ class RemoteScorer(WithoutWeights):
             require_number(f"{name} of the reward remote", count, least, whole=True)
         self.reward, self.urls = reward, _addresses(url, urls)
         self.connect, self.answer = map(float, timeout)
-        self.deadline, self.chunk, self.concurrency = deadline, chunk, concurrency
+        self.chunk, self.concurrency = chunk, concurrency
         self._client = Client(self.urls[0], _token(token_env))
-        self._replicas = Replicas(self.urls, backoff)
-        self._attempts = retries + len(self.urls)
         listed = [wait_for(self._listed(address, time.monotonic() + wait)) for address in self.urls]
         specs = [asdict(spec) for spec, _ in listed]
         unlike = [key for key in specs[0] if any(other[key] != specs[0][key] for other in specs)]
@@ -98,6 +96,15 @@ class RemoteScorer(WithoutWeights):
             )
         self.spec = replace(listed[0][0], remote=True)
         self._limits = [limits for _, limits in listed]
+        self._servers = Servers(
+            reward=reward,
+            version=self.spec.version,
+            timeout=(self.connect, self.answer),
+            attempts=retries + len(self.urls),
+            deadline=deadline,
+            client=self._client,
+            replicas=Replicas(self.urls, backoff),
+        )
 
     def __call__(self, batch: RewardBatch) -> RewardOutput:
         """Have the batch scored; ends within `deadline` seconds (and the moment it takes to cut off the rest).
@@ -108,10 +115,7 @@ class RemoteScorer(WithoutWeights):
         self.spec.require(batch)
         if not len(batch) or not batch.media.numel():
             return output_of_rows([(math.nan, {}, "the clip has no frames")] * len(batch))
-        timeout = self.connect, self.answer
-        sending = Sending(self.reward, self.spec.version, timeout, self._attempts, self.deadline)
-        call = Call(batch, self._pieces(batch), sending, self._client, self._replicas)
-        return wait_for(call.run(self.concurrency))
+        return wait_for(Call(batch, self._pieces(batch), self._servers).run(self.concurrency))
 
     def _pieces(self, batch: RewardBatch) -> list[list[int]]:
         """Return the rows of each request, within what all servers take on."""

@@ -19,15 +19,17 @@ RETRIED = (408, 429, 500, 502, 503, 504)
 
 
 @dataclass(frozen=True)
-class Sending:
-    """How pieces are sent.
+class Servers:
+    """Servers of one reward, and how they are asked.
 
     Args:
-        reward: its name at the servers.
+        reward: its name there.
         version: that it must have.
         timeout: seconds to connect, and from there to the end of the answer.
-        attempts: for each piece.
-        deadline: seconds until the batch ends, whatever is missing.
+        attempts: for each piece of a batch.
+        deadline: seconds until a batch ends, whatever is missing.
+        client: through which connections.
+        replicas: whose turn it is.
     """
 
     reward: str
@@ -35,32 +37,17 @@ class Sending:
     timeout: tuple[float, float]
     attempts: int
     deadline: float
+    client: Client
+    replicas: Replicas
 
 
 class Call:
-    """A batch under way; used once.
+    """A batch under way, in pieces of some rows each; used once."""
 
-    Args:
-        batch: what is to be scored.
-        pieces: rows of each request.
-        sending: how they are sent.
-        client: through which connections.
-        replicas: to whom.
-    """
-
-    def __init__(
-        self,
-        batch: RewardBatch,
-        pieces: Sequence[Sequence[int]],
-        sending: Sending,
-        client: Client,
-        replicas: Replicas,
-    ) -> None:
-        self.batch, self.pieces, self.sending = batch, pieces, sending
-        self.client, self.replicas = client, replicas
-        self.until = time.monotonic() + sending.deadline
-        late = f"no score: the deadline of {sending.deadline:g} s is over"
-        self._failures = [late] * len(pieces)
+    def __init__(self, batch: RewardBatch, pieces: Sequence[Sequence[int]], servers: Servers) -> None:
+        self.batch, self.pieces, self.servers = batch, pieces, servers
+        self.until = time.monotonic() + servers.deadline
+        self._failures = [f"no score: the deadline of {servers.deadline:g} s is over"] * len(pieces)
         self._scored = 0
         self._nobody: str | None = None
         """Why pieces that are not begun need not find out one by one that no server answers."""
@@ -74,7 +61,7 @@ class Call:
         Raises:
             RewardError: a server refuses a piece, or its reward is another than at the start.
         """
-        self.replicas.begin()
+        self.servers.replicas.begin()
         outputs = await side_by_side(self._send, len(self.pieces), concurrency, self.until)
         scored = [(rows, output) for rows, output in zip(self.pieces, outputs, strict=True) if output is not None]
         why = {row: reason for rows, reason in zip(self.pieces, self._failures, strict=True) for row in rows}
@@ -88,8 +75,8 @@ class Call:
         rows = self.pieces[number]
         body = await asyncio.to_thread(lambda: encode_request(self.batch.rows(rows)))
         scored, silent = self._scored, True
-        for attempt in range(1, self.sending.attempts + 1):
-            address, pause = self.replicas.pick()
+        for attempt in range(1, self.servers.attempts + 1):
+            address, pause = self.servers.replicas.pick()
             if time.monotonic() + pause >= self.until:
                 return None
             await asyncio.sleep(pause)
@@ -98,7 +85,7 @@ class Call:
                 answer = await self._post(address, body, len(rows))
                 if answer.status == 200:
                     output = self._read(address, answer, len(rows))
-                    self.replicas.worked(address)
+                    self.servers.replicas.worked(address)
                     self._scored += 1
                     return output
                 if answer.status not in RETRIED:
@@ -109,17 +96,17 @@ class Call:
                 why = f"{address}: {error}"
             except ValueError as error:
                 why = f"{address} sent what is no answer: {error}"
-            self.replicas.failed(address, after)
-            self._failures[number] = f"no score after attempt {attempt} of {self.sending.attempts}: {why}"
+            self.servers.replicas.failed(address, after)
+            self._failures[number] = f"no score after attempt {attempt} of {self.servers.attempts}: {why}"
         if silent and self._scored == scored:
             self._nobody = self._failures[number]
         return None
 
     async def _post(self, address: str, body: bytes, count: int) -> Answer:
-        return await self.client.ask(
+        return await self.servers.client.ask(
             "POST",
-            f"{address}/v1/score/{self.sending.reward}",
-            self.sending.timeout,
+            f"{address}/v1/score/{self.servers.reward}",
+            self.servers.timeout,
             self.until,
             body,
             {"Content-Type": SAFETENSORS, PROTOCOL_HEADER: str(PROTOCOL)},
@@ -128,7 +115,7 @@ class Call:
 
     def _read(self, address: str, answer: Answer, count: int) -> RewardOutput:
         output, version = decode_output(answer.body, count)
-        expected, reward = self.sending.version, self.sending.reward
+        expected, reward = self.servers.version, self.servers.reward
         if version != expected:
             raise RewardError(
                 f"A reward must stay the same during a run. {address} has version {version!r} of the reward {reward}, "

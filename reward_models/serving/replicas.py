@@ -39,7 +39,7 @@ class Replicas:
                 replica.failures, replica.not_before = 0, 0.0
 
     def pick(self) -> tuple[str, float]:
-        """The server to ask next, and how many seconds to wait before."""
+        """Return the server to ask next, and how many seconds to wait before."""
         now = time.monotonic()
         self._turn += 1
         order = [self.urls[(self._turn + step) % len(self.urls)] for step in range(len(self.urls))]

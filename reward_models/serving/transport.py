@@ -223,7 +223,7 @@ def _close(client: httpx.AsyncClient) -> None:
 
 
 def _reason(error: BaseException) -> str:
-    """What happened, in the words of the innermost exception."""
+    """Return what happened, in the words of the innermost exception."""
     while (inner := error.__cause__ or error.__context__) is not None:
         error = inner.exceptions[0] if isinstance(inner, BaseExceptionGroup) else inner
     if isinstance(error, OSError) and error.errno is not None and error.errno > 0:

@@ -23,7 +23,7 @@ class AnswerError(ValueError):
 
 
 def labelled_number(text: str, label: str, highest: float | None = None) -> float:
-    """The last number given for a label: `Label: 4`, `**Label:** 4`, `Label (1-5): 4.25`, `Label: **4**/5`.
+    """Return the last number given for a label: `Label: 4`, `**Label:** 4`, `Label (1-5): 4.25`, `Label: **4**/5`.
 
     Blanks, asterisks, underscores, backticks and one remark in round brackets may stand between; the remark is not a
     score, and neither is a range such as 1-5. The last, because a model may repeat the example it was given before it
@@ -54,39 +54,39 @@ def labelled_number(text: str, label: str, highest: float | None = None) -> floa
 
 
 def matched_number(text: str, pattern: re.Pattern[str]) -> float:
-    """The group of the last match of a pattern with one group, which must be a number.
+    """Return the group of the last match of a pattern with one group, which must be a number.
 
     Raises:
         AnswerError: no match, or the group is no number.
     """
-    found = pattern.findall(text)
-    if not found:
+    matches = pattern.findall(text)
+    if not matches:
         raise AnswerError(f"the answer does not match {pattern.pattern!r}: {shortened(text)}")
-    return _finite(found[-1], text)
+    return _finite(matches[-1], text)
 
 
 def json_number(text: str, key: str) -> float:
-    """The number under a key of the last JSON object in the text that has the key; other text is passed over.
+    """Return the number under a key of the last JSON object in the text that has the key; other text is passed over.
 
     Raises:
         AnswerError: there is no such object, or the value is no number.
     """
-    decoder, place, values = json.JSONDecoder(), 0, []
-    while (place := text.find("{", place)) >= 0:
+    decoder, start, values = json.JSONDecoder(), 0, []
+    while (start := text.find("{", start)) >= 0:
         try:
-            found, place = decoder.raw_decode(text, place)
+            value, start = decoder.raw_decode(text, start)
         except (ValueError, RecursionError):
-            place += 1
+            start += 1
             continue
-        if key in found:
-            values.append(found[key])
+        if key in value:
+            values.append(value[key])
     if not values:
         raise AnswerError(f"the answer holds no JSON object with {key!r}: {shortened(text)}")
     return _finite(values[-1], text)
 
 
 def yes_probability(options: Sequence[tuple[str, float]], words: tuple[str, str] = ("Yes", "No")) -> float:
-    """P(first word) / (P(first word) + P(second word)) of the first token of an answer.
+    """Return P(first word) / (P(first word) + P(second word)) of the first token of an answer.
 
     Probabilities are summed over spellings: with a blank before, in any case, with a full stop or comma after.
 
@@ -104,13 +104,13 @@ def yes_probability(options: Sequence[tuple[str, float]], words: tuple[str, str]
             mass[word] += math.exp(logprob)
     yes, no = mass.values()
     if not yes + no >= LEAST_MASS:
-        found = ", ".join(f"{token!r} {math.exp(logprob):.2f}" for token, logprob in list(options)[:3]) or "nothing"
-        raise AnswerError(f"the first token is neither {words[0]!r} nor {words[1]!r}, but {found}")
+        likeliest = ", ".join(f"{token!r} {math.exp(logprob):.2f}" for token, logprob in list(options)[:3]) or "nothing"
+        raise AnswerError(f"the first token is neither {words[0]!r} nor {words[1]!r}, but {likeliest}")
     return yes / (yes + no)
 
 
 def within(value: float, limits: tuple[float, float]) -> float:
-    """The value, if it is in the range that was asked for.
+    """Return the value, if it is in the range that was asked for.
 
     Raises:
         AnswerError: it is not.
@@ -121,13 +121,13 @@ def within(value: float, limits: tuple[float, float]) -> float:
 
 
 def shortened(text: str, length: int = 160) -> str:
-    """The text in quotes, on one line, its middle left out if it is long."""
+    """Return the text in quotes, on one line, its middle left out if it is long."""
     line = " ".join(text.split())
     return repr(line if len(line) <= length else f"{line[: length // 2]} ... {line[-length // 2 :]}")
 
 
 def _finite(value: object, text: str) -> float:
-    """A number, or a string that is nothing but a number: "4/10", "4,5" and "1e1" are none."""
+    """Return a number, or a string that is nothing but a number: "4/10", "4,5" and "1e1" are none."""
     plain = isinstance(value, str) and re.fullmatch(r"\s*[-+]?\d+(?:\.\d+)?\s*", value)
     known = plain or (isinstance(value, (int, float)) and not isinstance(value, bool))
     number = float(value) if known else math.nan  # type: ignore[arg-type]
@@ -137,7 +137,7 @@ def _finite(value: object, text: str) -> float:
 
 
 def parts_of(text: str, labels: Mapping[str, str], limits: tuple[float, float]) -> dict[str, float]:
-    """The number of each part by its label, all of which must be there and in range.
+    """Return the number of each part by its label, all of which must be there and in range.
 
     Args:
         text: the answer.

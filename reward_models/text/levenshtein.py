@@ -4,7 +4,7 @@ from __future__ import annotations
 
 
 def levenshtein(first: str, second: str) -> int:
-    """Fewest insertions, deletions and substitutions of one character that turn one text into the other.
+    """Return fewest insertions, deletions and substitutions of one character that turn one text into the other.
 
     Levenshtein 1966; the usual dynamic programme, one row at a time: O(len(first) len(second)) time.
     """

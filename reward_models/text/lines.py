@@ -67,8 +67,8 @@ class LineReader:
         with self._lock:  # rewards may be computed in threads of their own
             new = {key: one for key, one in zip(keys, pixels, strict=True) if key not in self._known}
             if new:
-                found = self._recognise(TextRecInput(img=list(new.values()), return_word_box=False))
-                self._known.update(zip(new, map(Line, found.txts, found.scores), strict=True))
+                lines = self._recognise(TextRecInput(img=list(new.values()), return_word_box=False))
+                self._known.update(zip(new, map(Line, lines.txts, lines.scores), strict=True))
             read = [self._known[key] for key in keys]
             while len(self._known) > REMEMBERED:
                 self._known.popitem(last=False)
@@ -77,12 +77,12 @@ class LineReader:
 
 @lru_cache
 def line_reader(threads: int) -> LineReader:
-    """The one reader of all rewards with so many threads."""
+    """Return the one reader of all rewards with so many threads."""
     return LineReader(threads)
 
 
 def make_engine(threads: int, options: Mapping[str, Any] = MappingProxyType({})) -> Any:
-    """A `RapidOCR` with the weights of its wheel that logs errors only and turns nothing.
+    """Return a `RapidOCR` with the weights of its wheel that logs errors only and turns nothing.
 
     Args:
         threads: how many ONNX Runtime computes with; 0 for as many as torch.

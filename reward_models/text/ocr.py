@@ -25,7 +25,7 @@ Reader = Callable[[Tensor], str]
 
 
 def target_of(prompt: str, metadata: Mapping[str, Any]) -> str:
-    """The text that an image should show: metadata["text"], else the first quoted text of the prompt.
+    """Return the text that an image should show: metadata["text"], else the first quoted text of the prompt.
 
     Raises:
         RewardError: there is none, or nothing is left of it without spaces.
@@ -41,12 +41,12 @@ def target_of(prompt: str, metadata: Mapping[str, Any]) -> str:
 
 
 def plain(text: str) -> str:
-    """What of a text is compared: lower case, without white space."""
+    """Return what of a text is compared: lower case, without white space."""
     return "".join(text.lower().split())
 
 
 def similarity(read: str, target: str) -> float:
-    """Flow-GRPO's text score in [0, 1] of two texts in plain form, `target` not empty.
+    """Return Flow-GRPO's text score in [0, 1] of two texts in plain form, `target` not empty.
 
     1 - d / len(target), d = 0 if the target stands anywhere in what was read, else min(Levenshtein distance,
     len(target)).
@@ -137,7 +137,7 @@ class OcrScorer(WithoutWeights):
         return output_of_rows([self._score(texts.get(i), target) for i, target in enumerate(targets)], PARTS, notes)
 
     def contrasts(self) -> list[Contrast]:
-        """A drawn word against another word, and against an empty image."""
+        """Return a drawn word against another word, and against an empty image."""
         made = []
         for word, other in (("HELLO", "MUSIC"), ("MUSIC", "")):
             prompt = f'a sign that says "{word}"'
@@ -151,9 +151,9 @@ class OcrScorer(WithoutWeights):
         return f'"{target_of(prompt, metadata)}"'
 
     def _read_all(self, images: Tensor) -> list[str | Exception]:
-        """What stands in each image, or why that is not known: engines raise what they like."""
+        """Return what stands in each image, or why that is not known: engines raise what they like."""
         if self.lines is None:
-            return [_attempt(self.read, picture) for picture in images]
+            return [_attempt(self.read, image) for image in images]
         lines = _attempt(self.lines, images)
         return [lines] * len(images) if isinstance(lines, Exception) else [line.text for line in lines]
 
@@ -201,7 +201,7 @@ def _attempt(read: Callable[[Tensor], Any], images: Tensor) -> Any:
 
 
 def written(text: str, side: int = SIDE) -> Tensor:
-    """Black text on white, (3, side, side) uint8, in Pillow's own font."""
+    """Return black text on white, (3, side, side) uint8, in Pillow's own font."""
     from PIL import Image, ImageDraw, ImageFont
 
     image = Image.new("RGB", (side, side), "white")
@@ -213,8 +213,8 @@ def written(text: str, side: int = SIDE) -> Tensor:
 def _rapidocr(threads: int) -> Reader:
     engine = make_engine(threads)
 
-    def read(picture: Tensor) -> str:
-        return "".join(engine(to_pil(picture)).txts or ())  # None where nothing is found
+    def read(image: Tensor) -> str:
+        return "".join(engine(to_pil(image)).txts or ())  # None where nothing is found
 
     return read
 
@@ -231,7 +231,7 @@ def _tesseract() -> Reader:
             "(Debian: apt install tesseract-ocr), or use engine='rapidocr'."
         ) from error
 
-    def read(picture: Tensor) -> str:
-        return str(pytesseract.image_to_string(to_pil(picture), lang="eng", config="--psm 11"))
+    def read(image: Tensor) -> str:
+        return str(pytesseract.image_to_string(to_pil(image), lang="eng", config="--psm 11"))
 
     return read

@@ -26,7 +26,7 @@ def quoted(prompt: str) -> str | None:
             return text.replace('\\"', '"')
     marks = [mark.start() for mark in _SINGLE_MARK.finditer(prompt)]
     if len(marks) > 2:
-        marks = [place for place in marks if not prompt[place - 1 : place].isdigit()]
+        marks = [position for position in marks if not prompt[position - 1 : position].isdigit()]
     if len(marks) != 2:
         return None
     first, second = marks

@@ -20,13 +20,13 @@ PARTS = ("change", "steadiness")
 
 
 def frame_change(frames: Tensor) -> float:
-    """Mean |f_t - f_{t+1}| / 255 over a clip (F, 3, H, W) uint8 with F >= 2, in [0, 1]."""
+    """Return mean |f_t - f_{t+1}| / 255 over a clip (F, 3, H, W) uint8 with F >= 2, in [0, 1]."""
     steps = (frames[1:].short() - frames[:-1].short()).abs()
     return int(steps.sum(dtype=torch.int64)) / (255 * steps.numel())  # whole numbers: exact
 
 
 def second_difference(frames: Tensor) -> float:
-    """Mean |f_t - (f_{t-1} + f_{t+1}) / 2| / 255 over the inner frames of a clip (F, 3, H, W) uint8, F >= 3."""
+    """Return mean |f_t - (f_{t-1} + f_{t+1}) / 2| / 255 over the inner frames of a clip (F, 3, H, W) uint8, F >= 3."""
     values = frames.short()
     bends = (2 * values[1:-1] - values[:-2] - values[2:]).abs()
     return int(bends.sum(dtype=torch.int64)) / (2 * 255 * bends.numel())
@@ -75,7 +75,7 @@ class TemporalFlickerScorer(WithoutWeights):
         return output_of_rows([self._score(frames) for frames in batch.media], PARTS)
 
     def contrasts(self) -> list[Contrast]:
-        """A calm clip against one that flickers; with a gate, a moving clip against a frozen one."""
+        """Return a calm clip against one that flickers; with a gate, a moving clip against a frozen one."""
         moving = clip("red", "circle")
         frozen = moving[:1].expand_as(moving).contiguous()
         if self.motion_gate:
@@ -120,7 +120,7 @@ class MotionSmoothnessScorer(TemporalFlickerScorer):
     unsteadiness = staticmethod(second_difference)
 
     def contrasts(self) -> list[Contrast]:
-        """Even motion against the same frames out of order; with a gate, a moving clip against a frozen one."""
+        """Return even motion against the same frames out of order; with a gate, a moving clip against a frozen one."""
         moving = clip("red", "circle")
         if self.motion_gate:
             return [contrast(moving, moving[:1].expand_as(moving).contiguous(), "it moves, and the other is frozen")]

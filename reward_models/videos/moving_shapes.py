@@ -105,11 +105,11 @@ class ClipTolerances:
         return Tolerances(**{name: getattr(self, name) for name in _LOOKS})
 
 
-_LOOKS = [f.name for f in fields(ClipTolerances) if f.name in {own.name for own in fields(Tolerances)}]
+_LOOKS = [f.name for f in fields(ClipTolerances) if f.name in {field.name for field in fields(Tolerances)}]
 
 
 def format_prompt(clip: ClipSpec) -> str:
-    """The prompt of a clip; the inverse of `parse_prompt`."""
+    """Return the prompt of a clip; the inverse of `parse_prompt`."""
     return f"a {clip.thing.color} {clip.thing.shape} {clip.motion}"
 
 
@@ -167,10 +167,10 @@ def judge_clips(clips: Sequence[ClipSpec], videos: NDArray[np.uint8], tolerances
     parts["strict"] = right.all(1) & goes & even & steady
     reasons = []
     for b, clip in enumerate(clips):
-        said = [_of_frames(right[b], pictures.reasons[b * frames : (b + 1) * frames])]
-        said.append("" if goes[b] else f"direction: {_way(track.way[b], clip.motion, tolerances)}")
-        said.append("" if even[b] and steady[b] else f"motion: {'size changes' if even[b] else 'uneven'}")
-        reasons.append("; ".join(filter(None, said)) or None)
+        causes = [_of_frames(right[b], pictures.reasons[b * frames : (b + 1) * frames])]
+        causes.append("" if goes[b] else f"direction: {_way(track.way[b], clip.motion, tolerances)}")
+        causes.append("" if even[b] and steady[b] else f"motion: {'size changes' if even[b] else 'uneven'}")
+        reasons.append("; ".join(filter(None, causes)) or None)
     return Verdicts({name: np.asarray(parts[name], dtype=np.float32) for name in PARTS}, reasons)
 
 
@@ -199,15 +199,15 @@ class _Track:
             return filled.reshape(count, frames)
 
         there = spread(np.ones(len(objects.image), dtype=np.float32)) > 0
-        place = np.stack([spread(objects.x), spread(objects.y)], -1)
+        centre = np.stack([spread(objects.x), spread(objects.y)], -1)
         row = np.arange(count)
-        start = place[row, there.argmax(1)]
-        end = place[row, frames - 1 - there[:, ::-1].argmax(1)]
-        away = np.where(there, np.hypot(*np.moveaxis(place - start[:, None], -1, 0)), 0)
+        start = centre[row, there.argmax(1)]
+        end = centre[row, frames - 1 - there[:, ::-1].argmax(1)]
+        away = np.where(there, np.hypot(*np.moveaxis(centre - start[:, None], -1, 0)), 0)
         return _Track(
             there=there,
             area=spread(objects.area),
-            step=np.diff(place, axis=1),
+            step=np.diff(centre, axis=1),
             both=there[:, 1:] & there[:, :-1],
             way=np.where((there.sum(1) > 1)[:, None], end - start, 0),
             strayed=away.max(1),
@@ -215,7 +215,7 @@ class _Track:
 
 
 def _direction(clips: Sequence[ClipSpec], track: _Track, tolerances: ClipTolerances) -> tuple[Array, Bools]:
-    """How clearly each clip goes where it should, and whether that passes, (B,) each."""
+    """Return how clearly each clip goes where it should, and whether that passes, (B,) each."""
     asked = np.array([MOTIONS[clip.motion] for clip in clips], dtype=np.float32)  # (B, 2)
     still = ~asked.any(1)
     seen = track.there.sum(1) > 1
@@ -248,7 +248,7 @@ def _smoothness(track: _Track, tolerances: ClipTolerances) -> tuple[Array, Bools
 
 
 def _of_frames(right: Bools, reasons: Sequence[str | None]) -> str:
-    """What is wrong in how many frames, "object: 7 of 9 frames (colour, shape)"; empty if all are right."""
+    """Return what is wrong in how many frames, "object: 7 of 9 frames (colour, shape)"; empty if all are right."""
     if right.all():
         return ""
     wrong = dict.fromkeys(part.split(":")[0] for reason in reasons if reason for part in reason.split("; "))
@@ -261,9 +261,9 @@ def _way(way: Array, asked: str, tolerances: ClipTolerances) -> str:
     wanted = asked.split()[-1]
     if max(abs(x), abs(y)) < tolerances.still:
         return "strays" if wanted == "still" else f"still, not {wanted}"
-    said = ("left" if x < 0 else "right") if abs(x) >= abs(y) else ("up" if y < 0 else "down")
-    if said != wanted:
-        return f"{said}, not {wanted}"
+    direction = ("left" if x < 0 else "right") if abs(x) >= abs(y) else ("up" if y < 0 else "down")
+    if direction != wanted:
+        return f"{direction}, not {wanted}"
     return "not far enough" if np.abs(way).max() < tolerances.travel else "askew"
 
 
@@ -310,7 +310,7 @@ class MovingShapesScorer(WithoutWeights):
 
 
 def _read(prompts: Sequence[str]) -> tuple[list[ClipSpec], list[str | None]]:
-    """The clips of prompts, any clip for a prompt outside the grammar, and what is wrong with those."""
+    """Return the clips of prompts, any clip for a prompt outside the grammar, and what is wrong with those."""
     clips: list[ClipSpec] = []
     errors: list[str | None] = []
     for text in prompts:

@@ -20,7 +20,7 @@ PARTS = ("magnitude", "moving")
 
 
 def flow_lengths(frames: NDArray[np.uint8]) -> NDArray[np.float32]:
-    """Lengths of the optical flow between neighbouring frames, in pixels.
+    """Return lengths of the optical flow between neighbouring frames, in pixels.
 
     Args:
         frames: (F, H, W, 3) RGB, at least 12 pixels wide and high.
@@ -42,18 +42,18 @@ def flow_lengths(frames: NDArray[np.uint8]) -> NDArray[np.float32]:
 
 
 def sampled(count: int, fps: float) -> list[int]:
-    """Frames that VBench looks at: every round(fps / 8)-th, at least every one."""
+    """Return frames that VBench looks at: every round(fps / 8)-th, at least every one."""
     return list(range(0, count, max(1, round(fps / RATE))))
 
 
 def largest_mean(lengths: NDArray[np.float32]) -> float:
-    """Mean of the largest 5 % (rounded down, at least one) of the flow's lengths in a frame (H, W)."""
+    """Return mean of the largest 5 % (rounded down, at least one) of the flow's lengths in a frame (H, W)."""
     flat = np.sort(lengths, axis=None)[::-1]
     return float(flat[: max(1, int(0.05 * flat.size))].mean(dtype=np.float64))
 
 
 def moves(magnitudes: list[float], frames: int, side: int, fps: float) -> tuple[bool, float]:
-    """VBench's rule.
+    """Return VBench's rule.
 
     Args:
         magnitudes: `largest_mean` of each pair of sampled frames, in pixels.
@@ -111,7 +111,7 @@ class DynamicDegreeScorer(WithoutWeights):
         return output_of_rows([self._score(frames, fps) for frames in clips], PARTS)
 
     def contrasts(self) -> list[Contrast]:
-        """A clip that moves against the same one standing still, or hardly moving."""
+        """Return a clip that moves against the same one standing still, or hardly moving."""
         moving, slow = clip("red", "circle"), clip("red", "circle", 0.49, 0.51)
         frozen = moving[:1].expand_as(moving).contiguous()
         return [

@@ -69,7 +69,7 @@ INSTRUCTION = (
 
 
 def sampled(count: int, fps: float | None, rate: float, frames: int | None = None) -> list[int]:
-    """Which frames of a clip the model sees.
+    """Return which frames of a clip the model sees.
 
     n = count / fps * rate, at least 4, at most 768 and the clip's own, rounded to an even number; the frames are
     linspace(0, count - 1, n), rounded. As `smart_nframes` with sample_type uniform in the published vision_process.py.
@@ -96,7 +96,7 @@ def sampled(count: int, fps: float | None, rate: float, frames: int | None = Non
         wanted = 2 * round(min(max(count / fps * rate, LEAST_FRAMES), most) / 2)
     if wanted < 2:
         raise CannotJudgeError(f"the clip has {count} frames, and motion takes two")
-    return [int(place) for place in torch.linspace(0, count - 1, wanted).round()]
+    return [int(frame) for frame in torch.linspace(0, count - 1, wanted).round()]
 
 
 def resized(frames: Tensor, height: int, width: int) -> Tensor:
@@ -224,7 +224,7 @@ class VideoAlignScorer:
 
 
 def _loaded(model: str, weights: Path, lora: Mapping[str, Any], dtype: torch.dtype, positions: Any) -> QwenReward:
-    """The model with a file's weights, its adapters added to them."""
+    """Return the model with a file's weights, its adapters added to them."""
     state = merge_lora(read_state(weights, "video_align"), lora["lora_alpha"], bool(lora.get("use_rslora")))
     hidden = int(state["rm_head.weight"].shape[1]) if "rm_head.weight" in state else 1536
     return QwenReward(

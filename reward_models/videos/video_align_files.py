@@ -20,7 +20,7 @@ STEP = 11352
 
 
 def merge_lora(state: Mapping[str, Tensor], alpha: float, rslora: bool = False) -> dict[str, Tensor]:
-    """Weights of a model wrapped by PEFT under the names of the model itself, adapters added: W + s B A.
+    """Return weights of a model wrapped by PEFT under the names of the model itself, adapters added: W + s B A.
 
     s is alpha / r, or alpha / sqrt(r) with rank-stabilised LoRA, and r the rows of A. Sums are in float32.
 
@@ -56,7 +56,7 @@ def merge_lora(state: Mapping[str, Tensor], alpha: float, rslora: bool = False) 
 
 
 def files_of(checkpoint: str, step: int | None, revision: str | None) -> tuple[Path, Path]:
-    """The file of weights and model_config.json of a checkpoint's directory, file or hub id."""
+    """Return the file of weights and model_config.json of a checkpoint's directory, file or hub id."""
     path = Path(checkpoint).expanduser()
     if path.is_file():
         above = [folder for folder in (path.parent, path.parent.parent) if (folder / "model_config.json").is_file()]
@@ -64,7 +64,7 @@ def files_of(checkpoint: str, step: int | None, revision: str | None) -> tuple[P
     if not path.is_dir():
         name = f"checkpoint-{step or STEP}/model.pth"
         return tuple(find_file(checkpoint, file, "video_align", revision) for file in (name, "model_config.json"))  # type: ignore[return-value]
-    steps = {int(found[1]): item for item in path.iterdir() if (found := re.fullmatch(r"checkpoint-(\d+)", item.name))}
+    steps = {int(match[1]): item for item in path.iterdir() if (match := re.fullmatch(r"checkpoint-(\d+)", item.name))}
     if step is not None and step not in steps:
         raise RewardError(f"There is no checkpoint-{step} in {path}. There are: {sorted(steps) or 'none'}.")
     folder = steps[step if step is not None else max(steps)] if steps else path
@@ -75,7 +75,7 @@ def files_of(checkpoint: str, step: int | None, revision: str | None) -> tuple[P
 
 
 def settings_of(path: Path) -> dict[str, Any]:
-    """model_config.json, refused where it describes another way of scoring than the one here."""
+    """Return model_config.json, refused where it describes another way of scoring than the one here."""
     try:
         config = json.loads(path.read_text())
     except (OSError, ValueError) as error:
@@ -87,9 +87,9 @@ def settings_of(path: Path) -> dict[str, Any]:
         "inference_config": tuple(f"{part}_{what}" for part in PARTS for what in ("mean", "std")),
     }
     for section, keys in needed.items():
-        found = config.get(section)
-        missing = [key for key in keys if not isinstance(found, dict) or not isinstance(found.get(key), (int, float))]
-        if not isinstance(found, dict) or missing:
+        values = config.get(section)
+        missing = [key for key in keys if not isinstance(values, dict) or not isinstance(values.get(key), (int, float))]
+        if not isinstance(values, dict) or missing:
             raise RewardError(
                 f"{path} must hold numbers {', '.join(missing)} in {section}, as the published file does."
             )

@@ -16,7 +16,7 @@ from reward_models.self_test import FRAMES, Contrast, Sample, contrasts_of
 
 
 def frame_rows(count: int, frames: int) -> list[int]:
-    """Which of `count` frames are scored: `frames` of them, evenly spaced from the first to the last.
+    """Return which of `count` frames are scored: `frames` of them, evenly spaced from the first to the last.
 
     Row k of n = min(count, frames) is k (count - 1) / (n - 1), rounded to the nearest and halves up; for n = 1 it is
     the middle frame, the earlier one of two. With frames >= count it is every frame once.
@@ -101,7 +101,7 @@ class VideoMeanScorer:
         return self
 
     def contrasts(self) -> list[Contrast]:
-        """The wrapped scorer's, as clips that stand still."""
+        """Return the wrapped scorer's, as clips that stand still."""
         return [
             Contrast(_still(contrast.good), _still(contrast.bad), contrast.why)
             for contrast in contrasts_of(self.scorer)
@@ -115,8 +115,8 @@ def _still(sample: Sample) -> Sample:
 
 
 def _note(notes: Sequence[tuple[int, str | None]]) -> str | None:
-    """What was said of a clip's frames, by their numbers; once where it is the same of all."""
-    said = [(frame, note) for frame, note in notes if note]
+    """Return what was said of a clip's frames, by their numbers; once where it is the same of all."""
+    reasons = [(frame, note) for frame, note in notes if note]
     if len({note for _, note in notes}) == 1:
         return notes[0][1]
-    return "; ".join(f"frame {frame}: {note}" for frame, note in said)
+    return "; ".join(f"frame {frame}: {note}" for frame, note in reasons)

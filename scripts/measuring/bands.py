@@ -14,7 +14,7 @@ from diffrl.studies.compare.results import Comparison
 
 
 def strayed(comparison: Comparison, kept: Path) -> list[str]:
-    """The arms whose mean lies outside of what their kept numbers predict for as many seeds."""
+    """Return the arms whose mean lies outside of what their kept numbers predict for as many seeds."""
     directory = Path(f"{kept.stem}-kept")
     shutil.rmtree(directory, ignore_errors=True)
     unpack(kept, directory)
@@ -34,7 +34,7 @@ def strayed(comparison: Comparison, kept: Path) -> list[str]:
 
 
 def band(values: Sequence[float], seeds: int) -> tuple[float, float]:
-    """The 95 % prediction interval of the mean of so many further seeds (Student's t)."""
+    """Return the 95 % prediction interval of the mean of so many further seeds (Student's t)."""
     n, mean = len(values), sum(values) / len(values)
     sd = math.sqrt(sum((value - mean) ** 2 for value in values) / (n - 1))
     half = stats.t.ppf(0.975, n - 1) * sd * math.sqrt(1 / n + 1 / seeds)

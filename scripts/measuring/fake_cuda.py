@@ -18,6 +18,7 @@ from torch._subclasses.fake_tensor import FakeTensor, unset_fake_temporarily
 from torch.utils._pytree import tree_leaves
 
 from diffrl.config.schema import EvalSettings
+from diffrl.cost.fake_mode import ALL, INDEXING, NOT, READ, FakeMode, negate, rows_of
 from diffrl.doctor.models import CASES, full_adapter, random_encodings
 from diffrl.records import Prompt, PromptBatch
 from diffrl.rollout.denoise import Sampler
@@ -26,11 +27,9 @@ from diffrl.rollout.regenerate import regenerate
 from diffrl.rollout.transition import make_transition
 from diffrl.rollout.tree import plan_forest, root_addresses
 from diffrl.training.evaluate import draw
-from measuring.fake_mode import INDEXING, NOT, READ, FakeMode, negate, rows_of
 
 CUDA = torch.device("cuda", 0)
 COPY = torch.ops.aten._to_copy.default
-ALL = (torch.ops.aten.all.default, torch.ops.aten.all.dim)
 SHALLOW = {
     "flux": {"num_layers": 1, "num_single_layers": 1},
     "flux_kontext": {"num_layers": 1, "num_single_layers": 1},
@@ -107,7 +106,7 @@ def shallow_model(family: str) -> Iterator[tuple]:
 
 
 def drawn(cuda: FakeCuda, family: str, **options) -> tuple:
-    """A recorded tree of each of two prompts, four steps of which the first and the third split.
+    """Return a recorded tree of each of two prompts, four steps of which the first and the third split.
 
     Args:
         cuda: entered.
@@ -134,7 +133,7 @@ def drawn(cuda: FakeCuda, family: str, **options) -> tuple:
 
 
 def explored_and_evaluated(family: str) -> tuple[torch.Tensor, torch.Tensor]:
-    """Pictures of a pool of two prompts' candidates, and of a held-out evaluation; a `FakeCuda` must be entered.
+    """Return pictures of a pool of two prompts' candidates, and of a held-out evaluation; a `FakeCuda` must be entered.
 
     Args:
         family: a key of `SHALLOW`.

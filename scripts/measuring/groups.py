@@ -126,7 +126,7 @@ QUESTIONS = {
 def _answered(
     questions: dict[str, tuple[tuple[str, str], ...]], arms: Iterable[str]
 ) -> dict[str, tuple[tuple[str, str], ...]]:
-    """The questions that some arms answer."""
+    """Return the questions that some arms answer."""
     asked = {question: tuple(p for p in pairs if set(p) <= set(arms)) for question, pairs in questions.items()}
     return {question: pairs for question, pairs in asked.items() if pairs}
 
@@ -141,7 +141,7 @@ RIVALS_LONGER = ("chains, nft", "chains, grpo")
 def longer_or_shorter(
     world: str, budget: int, evals: int, seeds: int, labels: Iterable[str] = LONGER, **options: Any
 ) -> Group:
-    """Some arms of the factorial at another budget, with a cosine that ends with it."""
+    """Return some arms of the factorial at another budget, with a cosine that ends with it."""
     arms = {label: factorial(world)[label] for label in labels}
     questions = {
         "Does tree tilt pay?": tuple((label, "tilt") for label in LONGER[1:]),
@@ -195,7 +195,7 @@ def parts(world: str) -> Group:
 
 
 def guided(world: str, evals: int) -> Group:
-    """What the pull to the guided reference is worth under published methods, against the preset diffrl."""
+    """Return what the pull to the guided reference is worth under published methods, against the preset diffrl."""
     arms = {label: factorial(world)[label] for label in ("diffrl", "chains, nft", "chains, grpo")}
     for label in PULLED:
         arms[f"{label}, guided"] = f"{arms[label]} objective.kl={PULLED[label]} objective.kl_guidance=3.0"
@@ -207,7 +207,7 @@ def guided(world: str, evals: int) -> Group:
 
 
 def moving() -> Group:
-    """The video world once: its recipe against chains, at rates that were chosen on shapes."""
+    """Return the video world once: its recipe against chains, at rates that were chosen on shapes."""
     tilt = f"configs/tiny-wan/quickstart.yaml {UNSEEN} track.trees=null"
     chains = f"{tilt} rollout.tree={{roots: 16}}"
     nft = f"rollout.stochastic={{kind: none}} rollout.dynamics=null {NFT} train.learning_rate=2e-4"

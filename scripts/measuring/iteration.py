@@ -51,7 +51,7 @@ class ProcessClock(PhaseClock):
 
 
 def matmul_rate(size: int = 1024, repeats: int = 5) -> float:
-    """Operations a CPU second of float32 matrix products, the best of some."""
+    """Return operations a CPU second of float32 matrix products, the best of some."""
     x, best = torch.ones(size, size), float("inf")
     for _ in range(repeats):
         start = time.process_time()
@@ -163,14 +163,15 @@ def measure_history(path: str, overrides: Sequence[str], iterations: int) -> dic
 def flops_of(config: Config) -> int | None:
     """Of one network evaluation; None where that is not known, or in a revision that counted none."""
     try:
-        from diffrl.cost.flops import evaluation_flops
+        from diffrl.cost.activations import activations_of
     except ImportError:
         return None
-    return evaluation_flops(config)
+    counted, _ = activations_of(config)
+    return None if counted is None else counted.flops
 
 
 def flops_by_phase(evaluations: Mapping[str, int], each: int | None) -> dict[str, float]:
-    """Operations of the network alone in each phase; the backward pass counts as two forward ones.
+    """Return operations of the network alone in each phase; the backward pass counts as two forward ones.
 
     Args:
         evaluations: by purpose, as `CostMeter` counts them.

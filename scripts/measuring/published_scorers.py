@@ -8,7 +8,7 @@ import torch
 from torch._subclasses.fake_tensor import unset_fake_temporarily
 from transformers.initialization import no_init_weights
 
-from measuring.live_memory import LiveMemory
+from diffrl.cost.live_memory import LiveMemory
 
 
 def clip(text: int, layers: int, vision: int, depth: int, projection: int):
@@ -137,7 +137,7 @@ CALLS = {
 
 
 def sample_bytes(reward: str) -> int:
-    """Bytes that a further sample adds to what a call of a reward's network holds at most, in float32."""
+    """Return bytes that a further sample adds to what a call of a reward's network holds at most, in float32."""
     network, make = CALLS[reward]
     peaks = []
     with LiveMemory() as memory:

@@ -15,7 +15,7 @@ from measuring.groups import LONGER, Group, pool
 
 
 def scores(comparison: Comparison) -> str:
-    """Each arm's final numbers, best first: the metric, the other held-out rewards, and what a run cost."""
+    """Return each arm's final numbers, best first: the metric, the other held-out rewards, and what a run cost."""
     ranked = sorted((arm for arm in comparison.arms if arm.runs), key=lambda arm: -comparison.mean_score(arm).mean)
     others = sorted({name for arm in comparison.arms for run in arm.runs for name in run.others})
     columns = ("arm", "seeds", comparison.metric, *others, "iterations", "evaluations", "seconds")
@@ -40,14 +40,14 @@ def _seconds(arm: Arm) -> float:
 
 
 def _mean_of(arm: Arm, name: str) -> str:
-    """Mean of another reward on the report split; nothing where a run was not measured by it."""
+    """Return mean of another reward on the report split; nothing where a run was not measured by it."""
     values = [run.others.get(name) for run in arm.runs]
     known = [value for value in values if value is not None]
     return f"{sum(known) / len(known):.3f}" if len(known) == len(values) else ""
 
 
 def answers(group: Group, comparison: Comparison) -> str:
-    """Every question with the paired differences that answer it."""
+    """Return every question with the paired differences that answer it."""
     asked = [(question, pair) for question, pairs in group.questions.items() for pair in pairs]
     found = pairs_of(comparison, [pair for _, pair in asked])
     columns = "question | difference | seeds | mean | 95 % interval | p | p (Holm) | finding"
@@ -85,7 +85,7 @@ def _at_a_budget(comparison: Comparison, arm: Arm) -> str:
 
 
 def fewer_table(comparisons: Mapping[int, Comparison]) -> str:
-    """Tree tilt at each budget against the others at every larger one, on the seeds that both have."""
+    """Return tree tilt at each budget against the others at every larger one, on the seeds that both have."""
     head = ["| tilt with | against | with | times as many | tilt less other |", "|---:|---|---:|---:|---:|"]
     rows: list[str] = []
     for small, large in itertools.combinations(sorted(comparisons), 2):
@@ -98,7 +98,7 @@ def fewer_table(comparisons: Mapping[int, Comparison]) -> str:
 def _against(
     small: int, ours: Mapping[int, float], large: int, theirs: Mapping[str, Mapping[int, float]]
 ) -> Iterator[str]:
-    """Rows: a method at one budget, others at another, on the seeds that both have."""
+    """Yield rows: a method at one budget, others at another, on the seeds that both have."""
     for label, scores in theirs.items():
         seeds = sorted(set(ours) & set(scores))
         if seeds:
@@ -108,14 +108,14 @@ def _against(
 
 
 def ratio_table(comparisons: Mapping[int, Comparison]) -> str:
-    """How many times fewer evaluations tree tilt needs for what each other has at its largest budget."""
+    """Return how many times fewer evaluations tree tilt needs for what each other has at its largest budget."""
     largest = max(comparisons)
     ours = {budget: of_seeds(found, "tilt") for budget, found in comparisons.items()}
     return _needs("tree tilt", ours, largest, {label: of_seeds(comparisons[largest], label) for label in LONGER[1:]})
 
 
 def flagship_tables(ours: Mapping[int, Comparison], large: int, rivals: Comparison) -> str:
-    """The preset diffrl at small budgets against published methods at a larger one.
+    """Return the preset diffrl at small budgets against published methods at a larger one.
 
     Args:
         ours: comparisons that have the arm `diffrl`, by budget.
@@ -132,7 +132,7 @@ def flagship_tables(ours: Mapping[int, Comparison], large: int, rivals: Comparis
 def _needs(
     whose: str, ours: Mapping[int, Mapping[int, float]], large: int, theirs: Mapping[str, Mapping[int, float]]
 ) -> str:
-    """How many times fewer evaluations a method needs for what others have at one budget."""
+    """Return how many times fewer evaluations a method needs for what others have at one budget."""
     ours = {budget: scores for budget, scores in ours.items() if scores}
     lines = [f"| for the score of | with | {whose} needs | times fewer | 95 % interval |", "|---|---:|---:|---:|---:|"]
     for label, scores in theirs.items():
@@ -147,7 +147,7 @@ def _needs(
 
 
 def of_seeds(comparison: Comparison, label: str) -> dict[int, float]:
-    """Final score of an arm by seed; empty if it was not measured."""
+    """Return final score of an arm by seed; empty if it was not measured."""
     arm = next((arm for arm in comparison.arms if arm.label == label), None)
     return {run.number: comparison.score(arm, run) for run in arm.runs} if arm else {}
 
@@ -184,7 +184,7 @@ def budget_for(ours: Mapping[int, Mapping[int, float]], theirs: Mapping[int, flo
     found = [paired_difference([float(curve[i]) for curve in curves], other) for i in range(points)]
 
     def first(reached: Callable[[Estimate], bool]) -> float | None:
-        """The budget from which on it holds; None if it does not at the largest."""
+        """Return the budget from which on it holds; None if it does not at the largest."""
         holds = [reached(one) for one in found]
         if all(holds):
             return budgets[0]
@@ -222,6 +222,6 @@ def pool_table(comparisons: Mapping[float, Comparison]) -> str:
 
 
 def _difference(found: Estimate) -> str:
-    """A paired mean with its interval and how many pairs it is of."""
+    """Return a paired mean with its interval and how many pairs it is of."""
     interval = "" if found.low is None else f" ({found.low:+.3f} to {found.high:+.3f})"
     return f"{found.mean:+.3f}{interval}, {found.n} seeds"

@@ -142,7 +142,7 @@ BAD = [
     ({"credit": {"reward": "outcome", "normalise": "depth"}},
      "credit.normalise must be group with credit.reward: outcome, whose advantages belong to whole samples."),
     ({"credit": {"reward": "fused", "value": "ode"}},
-     "credit.value must be leaves unless credit.reward is incremental, turning_point or a rule of your own, which"),
+     "credit.value must be leaves unless credit.reward is incremental or turning_point, or a rule of your own, "),
     ({"credit": {"reward": "fused", "std": "batch"}},
      "credit.std must be group or mad unless credit.reward is outcome."),
     ({"credit": {"std": "mad"}},
@@ -158,8 +158,8 @@ BAD = [
      "credit.prune.best goes with credit.prune.width: extremes. Got best=2, width=null. Give both or neither."),
     ({"credit": {"prune": {"width": "extremes"}}}, 'Got best=null, width="extremes". Give both or neither.'),
     ({"rollout": CHAINS, "credit": {"reward": "fused"}},
-     "credit.reward must be outcome, incremental or turning_point without rollout.tree.splits: a chain has one reward "
-     "to fuse. Got fused. Set outcome, or add splits."),
+     "credit.reward must not be fused without rollout.tree.splits: a chain has one reward to fuse. Set outcome, or add "
+     "splits."),
     ({"rollout": CHAINS, "credit": {"reward": "turning_point"}},
      "credit.value must be ode or predicted_x0 for steps of chains: with leaves every node of a chain is worth the "
      "same and nothing would train."),

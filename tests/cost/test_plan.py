@@ -1,6 +1,5 @@
 """The plan's numbers against sums done by hand, and its parameter counts against torch and peft."""
 
-import json
 from dataclasses import replace
 from pathlib import Path
 
@@ -10,10 +9,14 @@ from safetensors.torch import save, save_file
 
 from diffrl.config import load_config
 from diffrl.config.load import make_config
+from diffrl.cost import plan as plan_module
+from diffrl.cost.activations import activations_of
 from diffrl.cost.plan import even_parts, make_plan, plan_text
 from diffrl.errors import ConfigError
 from diffrl.models.architecture import header_shapes
+from tests.cost.sizes import SIZES
 
+pytestmark = pytest.mark.usefixtures("made_up_sizes")
 ROOT = Path(__file__).parents[2]
 
 
@@ -124,10 +127,6 @@ def write_pipeline(folder):
     save_file(
         {k: v.half() for k, v in vae.state_dict().items()}, folder / "vae/diffusion_pytorch_model.fp16.safetensors"
     )
-    network = {"in_channels": 3, "sample_size": 6, "patch_size": 2, "num_layers": 5, "num_attention_heads": 2,
-               "attention_head_dim": 7, "joint_attention_dim": 19, "pooled_projection_dim": 23}  # fmt: skip
-    (folder / "transformer/config.json").write_text(json.dumps(network))
-    (folder / "vae/config.json").write_text(json.dumps({"block_out_channels": [11, 13, 17], "sample_size": 16}))
     return transformer, vae
 
 
@@ -153,22 +152,21 @@ def test_parameters_are_counted_from_the_headers(tmp_path):
         "frozen components": 2 * frozen,
         "scorers": 0,
         "samples and steps": stored,
-        "prompt encodings": (6 + 13) * 2 * ((77 + 256) * 19 + 23) * 2,  # an iteration's prompts, and the held-out
+        "prompt encodings": (6 + 13) * SIZES.encoding * 2,  # an iteration's prompts, and the held-out
     }
-    tokens, casts = 3 * 3 + 77 + 256, 2 * n  # autocast holds bfloat16 copies of float32 weights
-    with_reference = (
-        5 * 18.2 + 11
-    )  # what five blocks save, and then the reference's prediction; more than backward takes
-    assert memory.passing["update"] == pytest.approx(11 * 2 * tokens * 14 * with_reference * 2 + casts, rel=1e-6)
-    assert memory.passing["rollout"] == 17 * 2 * tokens * 14 * 11 * 2 + casts
-    assert memory.passing["decode"] == 3 * 6 * 11 * 24 * 24 * 2
+    assert memory.passing == {
+        "rollout": 101 + 17 * 2 * 1009,
+        "update": 307 + 11 * 2 * 7001,
+        "evaluation": 101 + config_of().eval.batch * 1009,
+        "decode": 3 * 40_009,
+    }
     assert memory.peak == sum(memory.kept.values()) + max(memory.passing.values()) == memory.needed("cuda")
     host = memory.host
     assert host.kept == {
         "libraries": 2**30,
         "offloaded parts": 0,
         "decoded images": 30 * 3 * 24 * 24,
-        "prompt encodings": (7 * 6 + 13) * 2 * ((77 + 256) * 19 + 23) * 2,  # all that the run meets
+        "prompt encodings": (7 * 6 + 13) * SIZES.encoding * 2,  # all that the run meets
         "scorers on cpu": 0,
     }
     assert host.passing == {"loading": 2 * (n + frozen), "rewards": 0, "checkpoint": 8 * n} and host.mapped == 0
@@ -187,11 +185,6 @@ def test_choices_show_in_the_memory(tmp_path):
     assert make_plan(config_of(tmp_path, objective={"kl": 0.0})).memory.kept["reference"] == 0
     eight = make_plan(config_of(tmp_path, train={"optimizer": "adamw_8bit"})).memory
     assert eight.kept["optimiser"] == 2 * count(transformer)
-    less = make_plan(config_of(tmp_path, train={"gradient_checkpointing": True})).memory
-    assert less.passing["update"] < plain.passing["update"] / 3
-    larger = make_plan(config_of(tmp_path, model={"height": 48, "width": 48, "max_sequence_length": 1})).memory
-    assert larger.passing["decode"] == 4 * plain.passing["decode"]
-    assert larger.passing["update"] * (9 + 77 + 256) == pytest.approx(plain.passing["update"] * (36 + 77 + 1), rel=1e-6)
     halved = make_plan(config_of(tmp_path), world_size=2).memory
     assert halved.kept["samples and steps"] * 2 == plain.kept["samples and steps"]
 
@@ -200,17 +193,13 @@ def test_a_guided_reference_is_planned_with_its_doubled_batch(tmp_path):
     """The policy predicts for the prompt alone, the reference for the empty one too, beside the policy's graph."""
     write_pipeline(tmp_path)
     unguided = {"rollout": {"guidance_scale": 1.0}, "eval": {"guidance_scale": 1.0}, "model": {"path": str(tmp_path)}}
-    unguided["model"] |= {"dtype": "bfloat16"}
-    row, graph = 11 * (3 * 3 + 77 + 256) * 14 * 2, 5 * 18.2
-    for objective, rows in (
-        ({"kl": 0.0}, graph - 18.2 + 22.8),  # the backward pass through the last block
-        ({"kl": 0.1}, graph + 11),
-        ({"kl": 0.1, "kl_guidance": 4.5}, graph + 2 * 11),
+    policy, graph = 307 + 11 * 7001, 211 + 11 * 5003
+    for objective, update in (
+        ({"kl": 0.0}, policy),
+        ({"kl": 0.1}, max(policy, graph + 11 * 1009)),
+        ({"kl": 0.1, "kl_guidance": 4.5}, graph + 2 * 11 * 1009),
     ):
-        memory = make_plan(config_of(objective=objective, **unguided)).memory
-        assert memory.passing["update"] == pytest.approx(
-            row * rows + 2 * memory.trained_parameters, rel=1e-6
-        )  # and autocast's copies
+        assert make_plan(config_of(objective=objective, **unguided)).memory.passing["update"] == update
 
 
 def test_trees_are_left_out_and_said_to_be(tmp_path):
@@ -220,7 +209,7 @@ def test_trees_are_left_out_and_said_to_be(tmp_path):
     assert kept.network_evaluations == none.network_evaluations and kept.decodes == none.decodes
 
 
-def test_lora_parameters_are_what_peft_makes(tmp_path):
+def test_lora_parameters_are_what_peft_makes(tmp_path, monkeypatch):
     from diffusers import SD3Transformer2DModel
     from peft import LoraConfig
 
@@ -237,7 +226,11 @@ def test_lora_parameters_are_what_peft_makes(tmp_path):
     assert plan.memory.frozen_parameters == {"transformer": whole}
     assert plan.memory.kept["frozen components"] == 4 * 16 * 16  # the fixed position table, which is no parameter
     assert plan.memory.kept["reference"] == 0
-    assert plan.memory.passing == {} and "config files" in plan.notes[0]  # there is no VAE here
+    sizes, why = activations_of(config)
+    assert sizes is None and "config files" in why  # there is no VAE here
+    monkeypatch.setattr(plan_module, "activations_of", activations_of)
+    unknown = make_plan(config)
+    assert unknown.memory.passing == {} and why in unknown.notes[0] and unknown.flops is None
 
 
 FLUX = {"family": "flux", "path": "black-forest-labs/FLUX.1-dev", "dtype": "bfloat16", "height": 512, "width": 512}
@@ -256,16 +249,6 @@ def test_a_published_model_is_planned_without_its_files():
     assert memory.kept["frozen components"] == 2 * (encoders + 83_819_683)
     # 19 blocks of 8 projections of 3072 x 3072 and 38 of 3, each with 16 x (3072 + 3072) numbers
     assert memory.trained_parameters == (19 * 8 + 38 * 3) * 16 * 2 * 3072
-    blocks = (56 * 12.8 + 23.2) * 3072  # guidance is embedded: one call a step; the last block in its backward pass
-    between_halves = (19 * 4 + 38 * 3) * 16  # of each adapter; text and picture have their own in the joint blocks
-    assert memory.passing["update"] == pytest.approx(11 * (1024 + 512) * (blocks + between_halves) * 2, rel=1e-6)
-
-
-def test_a_wide_lora_is_planned_with_what_passes_through_it():
-    """A rank of 100,000 was planned at 13 GiB and took more than 19."""
-    narrow, wide = (memory_of(FLUX | {"lora": LORA | {"rank": rank}}).passing for rank in (1, 4096))
-    assert wide["update"] - narrow["update"] == 11 * (1024 + 512) * 190 * 4095 * 2
-    assert wide["rollout"] - narrow["rollout"] == 17 * (1024 + 512) * 4095 * 2
 
 
 def test_a_quantised_base_leaves_the_excluded_layers():
@@ -291,28 +274,23 @@ def test_offloaded_parts_come_one_after_another():
 
 
 def test_slices_tiles_and_the_decoders_precision():
-    plain = memory_of(FLUX | {"lora": LORA, "height": 2048, "width": 2048})
-    assert plain.passing["decode"] == 3 * 6 * 128 * 2048**2 * 2
-    for choice, parts in (("vae_slicing", 3), ("vae_tiling", 4)):  # tiles of 1024
-        less = memory_of(FLUX | {"lora": LORA, "height": 2048, "width": 2048, choice: True})
-        assert less.passing["decode"] * parts == plain.passing["decode"]
+    for choice, decode in (({}, 3 * 40_009), ({"vae_slicing": True}, 40_009), ({"vae_tiling": True}, 3 * 10_007)):
+        assert memory_of(FLUX | {"lora": LORA} | choice).passing["decode"] == decode
     fine = memory_of(FLUX | {"lora": LORA, "vae_dtype": "float32"}).kept["frozen components"]
     assert fine - memory_of(FLUX | {"lora": LORA}).kept["frozen components"] == 2 * 83_819_683
 
 
-def test_two_networks_train_and_a_video_is_counted_in_frames():
+def test_two_networks_train_and_a_rollout_is_counted_in_latents():
     memory = memory_of(WAN | {"height": 240, "width": 416, "frames": 33})
     networks = 2 * 14_288_491_584
     assert memory.kept["policy weights"] == 4 * memory.trained_parameters + 2 * networks
     assert memory.trained_parameters == 2 * 40 * 2 * 4 * 16 * 2 * 5120  # blocks, attentions, projections
     assert set(memory.frozen_parameters) == {"transformer", "transformer_2", "vae", "text_encoder"}
     assert memory.kept["frozen components"] == 2 * 5_680_910_336 + 4 * 126_892_531  # the decoder stays float32
-    latents, pixels = 16 * 9 * 30 * 52, 33 * 240 * 416
-    assert memory.kept["samples and steps"] == 150 * 4 * latents + 10_440
-    assert memory.host.kept["decoded images"] == 30 * 3 * pixels
+    assert memory.kept["samples and steps"] == 150 * 4 * SIZES.latents + 10_440
+    assert memory.host.kept["decoded images"] == 30 * 3 * SIZES.pixels
     halved = memory_of(WAN | {"height": 240, "width": 416, "frames": 33}, rollout={"latents_dtype": "bfloat16"})
-    assert memory.kept["samples and steps"] - halved.kept["samples and steps"] == 120 * 2 * latents
-    assert memory.passing["rollout"] == pytest.approx(17 * 2 * (9 * 15 * 26) * (5120 * 16.4 + 16) * 2, rel=1e-6)
+    assert memory.kept["samples and steps"] - halved.kept["samples and steps"] == 120 * 2 * SIZES.latents
 
 
 def test_ranks_share_the_weights_if_they_are_sharded():

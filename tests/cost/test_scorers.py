@@ -77,7 +77,7 @@ def test_what_is_not_known_is_named(reward):
     )
 
 
-def test_the_plan_holds_them(tmp_path):
+def test_the_plan_holds_them(tmp_path, made_up_sizes):
     from tests.cost.test_plan import write_pipeline
 
     write_pipeline(tmp_path)

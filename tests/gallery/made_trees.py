@@ -12,7 +12,7 @@ from PIL import Image, ImageDraw
 
 from diffrl.gallery.trees.story import story
 from diffrl.gallery.trees.view import tree_view
-from diffrl.trees.record import PUSHED, Push, TreeLeaf, TreeNode, TreeRecord
+from diffrl.trees.record import EFFECT_IMAGES, TreeLeaf, TreeNode, TreeRecord, UpdateEffect
 
 DIFFRL = {
     "reward": "turning_point",
@@ -185,17 +185,17 @@ def tilted(**more: Any) -> TreeRecord:
     With A the advantages, a picture's weight is (A - mean A of the other branch) / 4 at 1 and / 2 at 1a.
     """
     picture = "node-{}.webp".format
-    named = [[f"{which}-{node}.webp" for which in PUSHED] for node in (0, 1)]
-    first = Push(1.0, True, 0.2, 2, {2: 0.4585, 3: -0.2295, 5: -0.1145, 6: -0.1145}, 0.01, 0.5, 1.0, *named[0])
-    second = Push(0.5, True, 0.1, 2, {2: 1.376, 3: -1.376}, 0.004, -0.25, 1.0, *named[1])
-    third = Push(0.5, False, 0.0, 2, {5: 0.0, 6: 0.0}, 0.003, None)
+    named = [[f"{which}-{node}.webp" for which in EFFECT_IMAGES] for node in (0, 1)]
+    first = UpdateEffect(1.0, True, 0.2, 2, {2: 0.4585, 3: -0.2295, 5: -0.1145, 6: -0.1145}, 0.01, 0.5, 1.0, *named[0])
+    second = UpdateEffect(0.5, True, 0.1, 2, {2: 1.376, 3: -1.376}, 0.004, -0.25, 1.0, *named[1])
+    third = UpdateEffect(0.5, False, 0.0, 2, {5: 0.0, 6: 0.0}, 0.003, None)
     nodes = [
-        TreeNode(0, None, 0, 0, None, 1.0, value=0.5625, picture=picture(0), pushed=first),
-        TreeNode(1, 0, 0, 0, 0, 0.75, value=0.625, advantage=0.229, picture=picture(1), pushed=second),
+        TreeNode(0, None, 0, 0, None, 1.0, value=0.5625, picture=picture(0), update_effect=first),
+        TreeNode(1, 0, 0, 0, 0, 0.75, value=0.625, advantage=0.229, picture=picture(1), update_effect=second),
         *(TreeNode(i, 1, 0, i - 2, 2, 0.25, value=reward, advantage=own, log_ratio=0.0001 * own, picture=picture(i),
                    leaf=leaf(reward, (0, i - 2), advantage=own))
           for i, reward, own in ((2, 1.0, 1.605), (3, 0.25, -1.147))),
-        TreeNode(4, 0, 0, 1, 0, 0.75, value=0.5, advantage=-0.229, picture=picture(4), pushed=third),
+        TreeNode(4, 0, 0, 1, 0, 0.75, value=0.5, advantage=-0.229, picture=picture(4), update_effect=third),
         *(TreeNode(i, 4, 0, i - 5, 2, 0.25, value=0.5, advantage=-0.229, log_ratio=0.0, picture=picture(i),
                    leaf=leaf(0.5, (1, i - 5), advantage=-0.229))
           for i in (5, 6)),
@@ -251,9 +251,9 @@ def write(run: Path, tree: TreeRecord, frames: int = 1, size: int = 32) -> Path:
         if node.picture:
             blur = 0.25 if node.leaf is None else 1.0
             _picture(folder / node.picture, worth, node.root, blur, frames, size)
-        for place, which in enumerate(PUSHED):
-            if node.pushed is not None and getattr(node.pushed, which):
-                _picture(folder / getattr(node.pushed, which), 0.3 * place, node.root, 0.5, frames, size)
+        for place, which in enumerate(EFFECT_IMAGES):
+            if node.update_effect is not None and getattr(node.update_effect, which):
+                _picture(folder / getattr(node.update_effect, which), 0.3 * place, node.root, 0.5, frames, size)
         if node.leaf is not None and node.leaf.proxy_picture:
             _picture(folder / node.leaf.proxy_picture, node.leaf.proxy or 0.0, node.root, 0.7, 1, size)
     return folder

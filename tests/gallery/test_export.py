@@ -35,7 +35,7 @@ def run(site, query):
     """All pictures of a run, and files that belong to it."""
     source = site.run(query.text("run"))
     samples = source.samples(source.states()[0], [brief.id for brief in source.briefs(source.states()[0], None)])
-    pictures = "".join(str(site.picture(source, sample.file, sample.prompt, size=128)) for sample in samples)
+    pictures = "".join(str(site.image(source, sample.file, sample.prompt, size=128)) for sample in samples)
     others = [("curves.csv", {"run": source.key}), ("tree", {"run": source.key, "tree": "0"})]
     links = "".join(f'<a href="{site.links.page(name, **values)}"></a>' for name, values in others)
     return Answer(f'<link href="{site.links.static("gallery.css")}">{pictures}{links}{source.path}/metrics.jsonl')

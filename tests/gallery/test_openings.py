@@ -95,7 +95,7 @@ def test_a_tree_says_which_split_mattered_and_a_pool_what_was_drawn_again():
     words = opening(tree_view(made_trees.forest()))
     assert words == "The split at 2, noise level 1.00, mattered most: its branches came to 2a 1.000 and 2b 0.250."
     pool = made_trees.pool(12, 6, 1)
-    drawn = sum(node.leaf is not None and node.drawn for node in pool.nodes)
+    drawn = sum(node.leaf is not None and node.sampled for node in pool.nodes)
     assert opening(tree_view(pool)).startswith(f"{drawn} of 12 candidates were generated again. The best image is ")
     level = {"value": 0.5, "leaf": made_trees.leaf(0.5, (0,))}
     assert "All 2 images have the same reward, 0.500" in opening(tree_view(split(level, level)))

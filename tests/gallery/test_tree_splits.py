@@ -21,7 +21,7 @@ from tests.gallery.made_trees import named, said, tilted, told
 
 def changed(tree, **pushes):
     """The tree with another push at some nodes, "n4" and so on."""
-    nodes = [replace(node, pushed=pushes.get(f"n{node.id}", node.pushed)) for node in tree.nodes]
+    nodes = [replace(node, update_effect=pushes.get(f"n{node.id}", node.update_effect)) for node in tree.nodes]
     return replace(tree, nodes=nodes)
 
 
@@ -50,7 +50,7 @@ def test_the_story_tells_of_splits_and_of_nothing_that_did_not_train():
     assert found["decision"]["Worst branch"] == "1ab: value 0.250, weight −1.38, pushed down"
     assert found["update"]["Predictions that moved along their direction"] == "1 of 2"
     assert found["update"]["Longest directions, at"].startswith("1 (moved 5.0 % of that length, cosine +0.50), 1a (")
-    both = changed(tilted(), n1=replace(tilted().nodes[1].pushed, cosine=0.25))
+    both = changed(tilted(), n1=replace(tilted().nodes[1].update_effect, cosine=0.25))
     assert told(both)["update"]["Predictions that moved along their direction"] == "2 of 2"
     assert list(found["idle"].values()) == ["1"] and {"objective", "nodes"} <= found["reckoning"].keys()
 
@@ -58,7 +58,7 @@ def test_the_story_tells_of_splits_and_of_nothing_that_did_not_train():
 def test_its_references_and_pictures_are_those_of_nodes():
     (paragraph,) = [one for one in story(tree_view(tilted())) if one.key == "splits"]
     assert list(named(tilted(), "splits").values()) == [[], [0, 1]] and paragraph.strip == 0
-    without = changed(tilted(), n0=replace(tilted().nodes[0].pushed, before=None, aim=None, after=None))
+    without = changed(tilted(), n0=replace(tilted().nodes[0].update_effect, before=None, aim=None, after=None))
     (paragraph,) = [one for one in story(tree_view(without)) if one.key == "splits"]
     assert paragraph.strip == 1
 
@@ -73,7 +73,7 @@ def test_its_references_and_pictures_are_those_of_nodes():
     ],
 )
 def test_why_a_split_does_not_train(push, reason):
-    tree = changed(tilted(), n4=replace(tilted().nodes[4].pushed, **push))
+    tree = changed(tilted(), n4=replace(tilted().nodes[4].update_effect, **push))
     view = tree_view(tree)
     assert any(reason in label for label in told(tree)["idle"])
     assert reason in said(split_facts(view, tree.nodes[4]))["Why not"]
@@ -81,17 +81,19 @@ def test_why_a_split_does_not_train(push, reason):
 
 
 def test_what_is_only_pulled_to_the_starting_model_is_told():
-    tree = changed(tilted(rule=made_trees.TILT | {"kl": 0.5}), n4=replace(tilted().nodes[4].pushed, trained=True))
+    tree = changed(
+        tilted(rule=made_trees.TILT | {"kl": 0.5}), n4=replace(tilted().nodes[4].update_effect, trained=True)
+    )
     assert told(tree)["idle"]["Splits only pulled to the starting model"] == "1"
     assert "only pulled" in said(split_facts(tree_view(tree), tree.nodes[4]))["Trains"]
     assert not any("only pulled" in label for label in told(tilted())["idle"])
 
 
 def test_equal_rewards_teach_no_split():
-    flat = replace(tilted().nodes[4].pushed, pulls={})
+    flat = replace(tilted().nodes[4].update_effect, pulls={})
     tree = tilted()
     nodes = [
-        replace(node, value=0.5, advantage=0.0, pushed=node.pushed and flat,
+        replace(node, value=0.5, advantage=0.0, update_effect=node.update_effect and flat,
                 leaf=node.leaf and replace(node.leaf, total=0.5, advantage=0.0))
         for node in tree.nodes
     ]  # fmt: skip
@@ -101,7 +103,7 @@ def test_equal_rewards_teach_no_split():
 
 
 def test_pictures_without_weight_do_not_train():
-    level = replace(tilted().nodes[0].pushed, pulls={2: 0.3, 3: -0.3, 5: 0.0, 6: 0.0})
+    level = replace(tilted().nodes[0].update_effect, pulls={2: 0.3, 3: -0.3, 5: 0.0, 6: 0.0})
     assert told(changed(tilted(), n0=level))["sampled"]["Images that train"] == "2 of 4"
 
 
@@ -171,7 +173,7 @@ def test_many_pictures_are_shown_by_their_ends():
     for i in range(7, 17):
         nodes.append(replace(nodes[6], id=i, child=i))
         many[i] = 0.01 * (i - 11)
-    tree = changed(replace(tilted(), nodes=nodes), n0=replace(nodes[0].pushed, pulls=many))
+    tree = changed(replace(tilted(), nodes=nodes), n0=replace(nodes[0].update_effect, pulls=many))
     own = panel_of(tree)[0]["split"]
     assert len(own["ends"]) + own["more"] == 14 and own["ends"][0]["id"] == 2
     weights = [many[end["id"]] for end in own["ends"]]
@@ -180,7 +182,7 @@ def test_many_pictures_are_shown_by_their_ends():
 
 def test_numbers_that_are_missing_are_dashes():
     for bare in ({"size": None, "moved": None, "cosine": None}, {"moved": None, "cosine": None}, {"cosine": None}):
-        tree = changed(tilted(), n0=replace(tilted().nodes[0].pushed, **bare))
+        tree = changed(tilted(), n0=replace(tilted().nodes[0].update_effect, **bare))
         assert len(tables(tree_view(tree))[1].rows) == 3 and told(tree)["splits"]
         assert "Compared" in said(split_facts(tree_view(tree), tree.nodes[0]))
 

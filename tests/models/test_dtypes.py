@@ -6,11 +6,11 @@ import pytest
 import torch
 from torch.overrides import TorchFunctionMode
 
+from diffrl.cost.cuda_rules import cuda_rules
 from diffrl.models.families import FAMILIES
 from diffrl.models.loading import load_adapter
 from diffrl.models.placement import Placement
 from diffrl.training.policy import Policy
-from tests.cuda_rules import cuda_rules
 from tests.edits import encoded
 from tests.tiers import daily
 

@@ -11,13 +11,13 @@ import torch
 from diffusers import FlowMatchEulerDiscreteScheduler
 from PIL import Image
 
+from diffrl.cost.cuda_rules import cuda_rules
 from diffrl.errors import ConfigError
 from diffrl.models.dry import dry_adapter
 from diffrl.models.families import FAMILIES, find_family
 from diffrl.models.families.qwen_image_edit import STOCK as QWEN_IMAGE_EDIT
 from diffrl.models.loading import load_adapter
 from diffrl.models.published import published_pipelines
-from tests.cuda_rules import cuda_rules
 from tests.edits import encoded
 from tests.edits import euler as reach
 from tests.tiers import daily

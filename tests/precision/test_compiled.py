@@ -10,6 +10,7 @@ from diffrl.precision.compiled import compile_network
 from diffrl.precision.copies import make_copy
 from diffrl.precision.report import PrecisionError
 from diffrl.precision.weights import lora_layers, plain_copy
+from tests.precision.made import relative
 
 KINDS = [("bfloat16", "auto"), ("int8", "torchao"), ("fp8", "auto"), ("nvfp4", "emulated")]
 ALIKE = [("int8", "auto"), ("fp8", "emulated"), ("mxfp8", "emulated")]
@@ -46,10 +47,6 @@ def forget():
     torch._dynamo.reset()
     yield
     torch._dynamo.reset()
-
-
-def relative(one, other):
-    return float((one.float() - other.float()).norm() / other.float().norm())
 
 
 def disturbed(source):

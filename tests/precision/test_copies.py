@@ -13,6 +13,7 @@ from diffrl.models.families import FAMILIES
 from diffrl.models.lora import add_lora, lora_disabled
 from diffrl.precision.copies import make_copy
 from diffrl.precision.report import PrecisionError
+from tests.precision.made import relative
 
 KINDS = [
     ("bfloat16", "auto"),
@@ -24,10 +25,6 @@ KINDS = [
     ("nvfp4", "emulated"),
 ]
 every_kind = pytest.mark.parametrize(("precision", "engine"), KINDS, ids=[f"{p}-{e}" for p, e in KINDS])
-
-
-def relative(one, other):
-    return float((one - other).norm() / other.norm())
 
 
 def storages(module):

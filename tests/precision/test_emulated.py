@@ -18,6 +18,7 @@ from diffrl.precision.choice import find_backend
 from diffrl.precision.engines.emulated import product
 from diffrl.precision.formats import PRECISIONS
 from diffrl.precision.observe import watching
+from tests.precision.made import random
 
 CPU, CUDA = torch.device("cpu"), torch.device("cuda")
 KINDS = {
@@ -31,10 +32,6 @@ UNIT = 2.0**-24
 """float32's unit of rounding."""
 
 every_kind = pytest.mark.parametrize("precision", KINDS)
-
-
-def random(*shape, seed=0):
-    return torch.randn(shape, generator=torch.Generator().manual_seed(seed))
 
 
 def wild(rows, columns):

@@ -12,12 +12,9 @@ from diffrl.functional.formats.fp8 import fake_quantize_fp8, quantize_fp8
 from diffrl.functional.formats.int8 import quantize_int8
 from diffrl.functional.formats.mxfp8 import fake_quantize_mxfp8, quantize_mxfp8
 from diffrl.precision.engines.native import Fp8Linear
+from tests.precision.made import random
 
 E4M3 = sorted({float(v) for v in torch.arange(256, dtype=torch.uint8).view(torch.float8_e4m3fn).float() if v == v})
-
-
-def random(*shape, seed=0):
-    return torch.randn(shape, generator=torch.Generator().manual_seed(seed))
 
 
 def nearest(value):

@@ -9,6 +9,7 @@ from torch import nn
 from diffrl.precision.copies import make_copy
 from diffrl.precision.engines import modelopt as made_by
 from diffrl.precision.report import PrecisionError
+from tests.precision.made import random
 
 mtq = pytest.importorskip("modelopt.torch.quantization", reason="nvidia-modelopt is not installed")
 
@@ -16,10 +17,6 @@ mtq = pytest.importorskip("modelopt.torch.quantization", reason="nvidia-modelopt
 def network():
     torch.manual_seed(0)
     return nn.Sequential(nn.Linear(48, 64), nn.GELU(), nn.Linear(64, 32, bias=False)).requires_grad_(False)
-
-
-def random(*shape):
-    return torch.randn(shape, generator=torch.Generator().manual_seed(1))
 
 
 @pytest.mark.parametrize("precision", ["int8", "fp8"])

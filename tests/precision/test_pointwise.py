@@ -8,6 +8,7 @@ from diffrl.models.families import FAMILIES
 from diffrl.models.families.sana import build_tiny_transformer
 from diffrl.precision.building import Pointwise, as_linear
 from diffrl.precision.copies import make_copy
+from tests.precision.made import relative
 
 EXCLUDE = FAMILIES["sana"].exclude
 
@@ -25,10 +26,6 @@ def call(network, batch=3):
         timestep=torch.full((batch,), 500.0),
         return_dict=False,
     )[0].float()
-
-
-def relative(one, other):
-    return float((one - other).norm() / other.norm())
 
 
 def test_a_linear_layer_is_a_pointwise_convolution():

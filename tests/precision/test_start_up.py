@@ -12,7 +12,7 @@ from torch import nn
 from torch.nn import functional as F
 from torch.utils.flop_counter import flop_registry
 
-from diffrl.precision.checks import product_names, sampled
+from diffrl.precision.checks import product_names
 from diffrl.precision.copies import make_copy
 from diffrl.precision.engines.native import Fp8Linear, Int8Linear
 from diffrl.precision.observe import flops_coverage, watching
@@ -179,13 +179,6 @@ class TestFailures:
             self.made().push(source)
 
 
-def test_every_layer_has_its_turn():
-    names = [str(i) for i in range(7)]
-    assert set.union(*(sampled(names, push) for push in range(3))) == set(names)
-    assert all(len(sampled(names, push)) == 3 for push in range(20))
-    assert sampled(["a"], 5) == {"a"}
-
-
 class TestSpeed:
     def test_slow_layers_are_told(self):
         class Slow(nn.Linear):
@@ -209,14 +202,6 @@ class TestSpeed:
 
     def test_cpus_have_no_kernels(self):
         assert kernel_names(lambda: None, CPU) == ()
-
-
-def test_who_computes_in_float32_on_a_gpu_is_told_where_it_is_planned_checked_and_begun():
-    from diffrl.precision.choice import speed_notes
-
-    told = speed_notes("float32", None, "cuda")
-    assert len(told) == 1 and "Set model.dtype: bfloat16" in told[0]
-    assert not speed_notes("bfloat16", "fp8", "cuda") and not speed_notes("float32", "fp8", "cpu")
 
 
 def test_a_check_or_plan_for_a_gpu_says_that_float32_is_slow(run_settings, tmp_path):

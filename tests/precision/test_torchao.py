@@ -7,11 +7,11 @@ from torch import nn
 from diffrl.functional.formats.mxfp8 import fake_quantize_mxfp8
 from diffrl.functional.formats.nvfp4 import fake_quantize_nvfp4
 from diffrl.precision.checks import pointers
-from diffrl.precision.copies import make_copy
 from diffrl.precision.engines import torchao
 from diffrl.precision.engines.torchao import fp8_config, int8_config, mxfp8_config, nvfp4_config
 from diffrl.precision.formats import PRECISIONS
 from diffrl.precision.report import PrecisionError
+from tests.precision.made import relative
 
 quantization = pytest.importorskip("torchao.quantization")
 MAKERS = {
@@ -24,10 +24,6 @@ every = pytest.mark.parametrize("maker", MAKERS.values(), ids=list(MAKERS))
 def layer(seed=0, bias=True):
     torch.manual_seed(seed)
     return nn.Linear(64, 48, bias=bias).requires_grad_(False)
-
-
-def relative(one, other):
-    return float((one - other).norm() / other.norm())
 
 
 @every
@@ -147,11 +143,3 @@ def test_a_whole_copy_in_int8(adapter, velocity, sd3_copy):
     made.module.inner.transformer_blocks[0].attn.to_q.weight.act_quant_kwargs = None
     with pytest.raises(PrecisionError, match="attn.to_q: its activations are not quantised"):
         made.check(adapter.transformer)
-
-
-def test_what_needs_a_gpu_is_refused(adapter):
-    from diffrl.errors import ConfigError
-
-    for precision in ("fp8", "mxfp8", "nvfp4"):
-        with pytest.raises(ConfigError, match="not a CPU"):
-            make_copy(adapter.transformer, precision, "torchao", (), "cpu")

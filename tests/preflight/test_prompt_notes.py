@@ -15,8 +15,8 @@ from tests.training.harness import go_on, settings, start
 
 def test_a_run_says_what_is_cut_and_not_held_out_and_goes_on_when_it_has_begun(random_sd3, tmp_path):
     (tmp_path / "a.txt").write_text(f"{'a red circle ' * 30}\na blue square\n")
-    source = str(tmp_path / "a.txt")
-    both = {"train": source, "eval": source, "per_iteration": 2}
+    (tmp_path / "b.txt").write_text(f"{'A red  CIRCLE ' * 30}\nA  blue square.\n")  # the same prompts
+    both = {"train": str(tmp_path / "a.txt"), "eval": str(tmp_path / "b.txt"), "per_iteration": 2}
     with pytest.raises(ConfigError, match="or nothing is held out. 2 of the 2 prompts"):
         start(settings(random_sd3, tmp_path, prompts=both))
     with pytest.raises(ConfigError, match="1 of the 2 texts of prompts.train are longer than CLIP .*too_long=warn"):

@@ -51,6 +51,7 @@ def test_check_and_train_refuse_a_configuration_with_the_same_message(case, rand
     data = settings(random_sd3, tmp_path, **copy.deepcopy(BROKEN[case]))
     checked = message_of(lambda: check_config(make_config(data)))
     assert checked == message_of(lambda: start(data))
+    assert ("3 problems" in checked) == (case == "several")
     assert not (tmp_path / "run").exists()
 
 

@@ -213,14 +213,14 @@ def test_a_signal_is_heard_while_a_reward_is_waited_for():
 @pytest.mark.parametrize(
     ("change", "sentence"),
     [
-        (lambda out: replace(out, raw=torch.cat([out.raw, out.raw[:1]])), r"Its raw is of shape \(5,\)"),
-        (lambda out: replace(out, raw=out.raw[:, None]), r"Its raw is of shape \(4, 1\)"),
-        (lambda out: replace(out, ok=out.ok[1:]), r"Its ok is of shape \(3,\)"),
-        (lambda out: replace(out, parts={"a": out.raw[1:]}), r"Its part 'a' is of shape \(3,\)"),
-        (lambda out: replace(out, errors=[]), "It has 0 errors"),
+        (lambda out: replace(out, raw=torch.cat([out.raw, out.raw[:1]])), r"`raw` must be of shape \(4,\). Got \(5,\)"),
+        (lambda out: replace(out, raw=out.raw[:, None]), r"Got \(4, 1\)"),
+        (lambda out: replace(out, ok=out.ok[1:]), r"`ok` must be of shape \(4,\). Got \(3,\)"),
+        (lambda out: replace(out, parts={"a": out.raw[1:]}), r"The part 'a' must be of shape \(4,\)"),
+        (lambda out: replace(out, errors=[]), "`errors` must have 4 entries. Got 0"),
         (lambda out: out.raw, "Got Tensor"),
-        (lambda out: replace(out, raw=out.raw.tolist()), "Its raw is of list"),
-        (lambda out: replace(out, ok=out.ok.long()), "ok of bool"),
+        (lambda out: replace(out, raw=out.raw.tolist()), "`raw` must be a tensor. Got list"),
+        (lambda out: replace(out, ok=out.ok.long()), "`ok` of bool"),
     ],
 )
 def test_an_output_of_another_size_never_reaches_the_table(change, sentence):

@@ -180,22 +180,6 @@ def test_guards_go_on_counting(random_sd3, tmp_path, monkeypatch):
     assert [row["iteration"] for row in rows_of(tmp_path / "run")] == [0, 1, 2]
 
 
-@pytest.mark.long
-def test_two_stops_and_no_row_twice(random_sd3, tmp_path, monkeypatch, uninterrupted):
-    with monkeypatch.context() as patch:
-        crash_at(patch, Trainer, "iterate", 4)
-        with pytest.raises(Crash):
-            start(long_run(random_sd3, tmp_path))
-    assert [row["iteration"] for row in rows_of(tmp_path / "run")] == [0, 1, 2, 3]
-    with monkeypatch.context() as patch:
-        crash_at(patch, Trainer, "iterate", 2)
-        with pytest.raises(Crash):
-            go_on(tmp_path / "run")
-    go_on(tmp_path / "run")
-    assert [row["iteration"] for row in rows_of(tmp_path / "run")] == [0, 1, 2, 3, 4, 5]
-    assert_same_run(tmp_path / "run", uninterrupted)
-
-
 # --- real signals ----------------------------------------------------------------------------------------------------
 
 

@@ -16,7 +16,7 @@ from diffrl.config.rollout import Window
 from diffrl.cost.meter import network_evaluations
 from diffrl.models.families import FAMILIES
 from diffrl.trees.read import list_trees, read_tree
-from diffrl.trees.record import PUSHED
+from diffrl.trees.record import EFFECT_IMAGES
 from reward_models.media import read_media
 from tests.edits import prompts_of
 from tests.tiers import daily
@@ -123,18 +123,21 @@ def it_leaves_a_readable_tree(run, config, images):
     (name,) = list_trees(run)
     tree = read_tree(run, *name)
     files = {path.name for path in (run / "trees" / tree.name).iterdir()} - {"tree.json"}
-    ends, splits = [node for node in tree.nodes if node.leaf], [node.pushed for node in tree.nodes if node.pushed]
+    ends, splits = (
+        [node for node in tree.nodes if node.leaf],
+        [node.update_effect for node in tree.nodes if node.update_effect],
+    )
     named = [node.picture for node in tree.nodes] + [node.leaf.proxy_picture for node in ends]
-    named += [getattr(own, which) for own in splits for which in PUSHED]
+    named += [getattr(own, which) for own in splits for which in EFFECT_IMAGES]
     assert files == {name for name in named if name}
-    drawn = [node for node in ends if node.drawn]
+    drawn = [node for node in ends if node.sampled]
     assert len(drawn) == len(images)
     for node in drawn:
         with Image.open(run / "trees" / tree.name / node.picture) as image:
             assert read_media(image).shape == images.shape[1:]
     assert (tree.explored is None) == (config.rollout.explore is None)
     assert all(node.leaf.proxy is not None for node in ends) == (tree.explored is not None)
-    edges = [node for node in tree.nodes if node.parent is not None and node.drawn]
+    edges = [node for node in tree.nodes if node.parent is not None and node.sampled]
     assert all(node.log_ratio is not None for node in edges) and bool(edges) == bool(tree.branching)
     assert any(node.trained for node in edges) == tree.rule["edges"]
     assert any(node.leaf.trained for node in drawn) == tree.rule["samples"]

@@ -232,7 +232,7 @@ def test_a_tree_says_what_the_credit_was(random_sd3, tmp_path, rollout, width):
         assert (tree.rule["prune"], tree.rule["kl"]) == (width is not None, 0.0)
         for node in tree.nodes:
             row = rows.get((prompt, way(tree.nodes, node)))
-            assert node.drawn == (row is not None)
+            assert node.sampled == (row is not None)
             assert node.sigma == pytest.approx(
                 1.0 if node.step is None else float(drawn.rollout.sigmas[node.step + 1]), rel=1e-6
             )
@@ -282,7 +282,7 @@ def test_values_are_the_means_of_the_leaves_below(random_sd3, tmp_path, rollout)
     (tree, _) = kept(make_run(forest_run(random_sd3, tmp_path, rollout))[1])
     checked = 0
     for node in tree.nodes:
-        ends = [end for end in leaves(tree) if node.id in above(tree, end) and end.drawn and not end.leaf.audit]
+        ends = [end for end in leaves(tree) if node.id in above(tree, end) and end.sampled and not end.leaf.audit]
         if ends:
             mean = sum(end.leaf.total for end in ends) / len(ends)
             assert node.value == pytest.approx(mean, rel=1e-5)
@@ -307,13 +307,13 @@ def test_the_chosen_are_the_best_and_the_worst_and_their_paths_were_drawn(random
             assert node.leaf.audit == (node.leaf.chosen == "audit")
             if reason or not node.leaf.audit:
                 assert node.leaf.chosen == reason
-            assert node.drawn == (node.leaf.chosen is not None) == (node.leaf.total is not None)
-            assert bool(node.leaf.rewards) == node.drawn
-            assert (node.leaf.advantage is None) == (node.leaf.audit or not node.drawn)
+            assert node.sampled == (node.leaf.chosen is not None) == (node.leaf.total is not None)
+            assert bool(node.leaf.rewards) == node.sampled
+            assert (node.leaf.advantage is None) == (node.leaf.audit or not node.sampled)
             assert len(node.leaf.path) == 2
         assert sum(node.leaf.audit for node in ranked) == 2
         drawn = {node for end in ranked if end.leaf.chosen for node in above(tree, end)}
-        assert drawn == {node.id for node in tree.nodes if node.drawn}
+        assert drawn == {node.id for node in tree.nodes if node.sampled}
 
 
 @pytest.mark.long
@@ -394,7 +394,7 @@ def test_what_trained_is_what_the_losses_were_given(random_sd3, tmp_path, monkey
     ends = {}
     for latents, node in zip(rollout.latents, rollout.forest.leaf.tolist(), strict=True):
         ends[ways[node]] = any(torch.allclose(latents, one, atol=1e-4) for one in samples)
-    found = {(p, way(tree.nodes, n)): n.leaf.trained for p, tree in enumerate(trees) for n in leaves(tree) if n.drawn}
+    found = {(p, way(tree.nodes, n)): n.leaf.trained for p, tree in enumerate(trees) for n in leaves(tree) if n.sampled}
     finished = "grpo" not in objective
     assert found == ends and any(ends.values()) == finished and bool(expected) == steps
     assert all(tree.rule["edges"] == steps and tree.rule["samples"] == finished for tree in trees)
@@ -407,10 +407,10 @@ def test_audits_are_not_pulled_to_the_reference(random_sd3, tmp_path, rollout):
     trainer, run = make_run(forest_run(random_sd3, tmp_path, rollout, {}, objective={"kind": "grpo", "kl": 0.2}))
     left_out = 0
     for tree in kept(run):
-        used = [node for node in leaves(tree) if node.drawn and not node.leaf.audit]
+        used = [node for node in leaves(tree) if node.sampled and not node.leaf.audit]
         on_the_way = set().union(*(above(tree, node) for node in used))
         for node in tree.nodes:
-            if node.drawn and node.parent is not None:
+            if node.sampled and node.parent is not None:
                 assert node.trained == (node.id in on_the_way)
                 left_out += not node.trained
         assert tree.rule["kl"] == 0.2
@@ -446,7 +446,7 @@ def test_what_the_fidelity_watch_changed_is_told(random_sd3, tmp_path, monkeypat
     after = {"keep": 12} if action == "widen" else {"precision": "training", "engine": "policy", "steps": 5}
     for tree, expected in ((first, before), (second, before | after)):
         assert {name: tree.explored[name] for name in expected} == expected
-        drawn = [node for node in leaves(tree) if node.drawn]
+        drawn = [node for node in leaves(tree) if node.sampled]
         assert sum(not node.leaf.audit for node in drawn) == expected["keep"]
         assert len(drawn) == expected["keep"] + 2
     alarms, _ = log_messages(RunSource("run", run, "run"))
@@ -470,18 +470,18 @@ def test_pictures_are_those_that_were_scored(random_sd3, tmp_path):
     trainer, run = make_run(forest_run(random_sd3, tmp_path, WIDE, credit))
     run_dir = run.journal.run_dir
     for tree in kept(run):
-        inner = {node.parent for node in tree.nodes if node.drawn}
-        assert {node.id for node in tree.nodes if node.picture} == {node.id for node in tree.nodes if node.drawn}
+        inner = {node.parent for node in tree.nodes if node.sampled}
+        assert {node.id for node in tree.nodes if node.picture} == {node.id for node in tree.nodes if node.sampled}
         for node in tree.nodes:
             if node.id in inner:
                 assert brightness(picture(run_dir, tree, node.picture)) == pytest.approx(node.value, abs=1e-5)
-            elif node.drawn:
+            elif node.sampled:
                 assert brightness(picture(run_dir, tree, node.picture)) == pytest.approx(node.leaf.total, abs=1e-6)
             if node.leaf:
                 assert brightness(picture(run_dir, tree, node.leaf.proxy_picture)) == pytest.approx(
                     node.leaf.proxy, abs=1e-6
                 )
-        assert tree.nodes[0].picture == "node-0.webp" or not tree.nodes[0].drawn
+        assert tree.nodes[0].picture == "node-0.webp" or not tree.nodes[0].sampled
 
 
 @pytest.mark.parametrize("limit", [0, 3])
@@ -490,14 +490,14 @@ def test_few_pictures_show_the_way_to_the_best_and_the_worst(random_sd3, tmp_pat
     data = forest_run(random_sd3, tmp_path, WIDE)
     data["track"]["trees"] = {"pictures": limit, "prompts": 1}
     (tree,) = kept(make_run(data)[1])
-    ends = sorted((node for node in leaves(tree) if node.drawn), key=lambda node: -node.leaf.total)
+    ends = sorted((node for node in leaves(tree) if node.sampled), key=lambda node: -node.leaf.total)
     assert all(node.picture for node in ends)
     inner = {node.id for node in tree.nodes if node.picture and not node.leaf}
     assert len(inner) == limit
     best, worst = ({*above(tree, end)} - {end.id} for end in (ends[0], ends[-1]))
     assert inner <= best | worst and (not limit or best <= inner)
     proxies = [node for node in leaves(tree) if node.leaf.proxy_picture]
-    assert len(proxies) == limit and all(node.drawn for node in proxies)
+    assert len(proxies) == limit and all(node.sampled for node in proxies)
 
 
 @pytest.mark.long

@@ -13,7 +13,7 @@ from PIL import Image
 import diffrl.trees.write as trees_write
 from diffrl.errors import DiffrlError
 from diffrl.trees.read import list_trees, read_tree
-from diffrl.trees.record import DOCUMENT, TREES, Push, TreeLeaf, TreeNode, TreeRecord
+from diffrl.trees.record import DOCUMENT, TREES, TreeLeaf, TreeNode, TreeRecord, UpdateEffect
 from diffrl.trees.write import drop_trees, write_tree
 from reward_models.media import read_media, save_media
 
@@ -29,10 +29,10 @@ def record(iteration=20, group=3, **changes):
         path=(1,), proxy=0.25, proxy_picture="proxy-2.webp", chosen="best 1", total=0.5,
         rewards={"shapes": 0.5, "shapes/strict": None}, advantage=1.5, trained=True,
     )  # fmt: skip
-    push = Push(0.5, True, 0.25, 2, {1: -0.75, 2: 0.75}, 0.0125, -0.5, 1.0, "before-0.webp", "aim-0.webp")
+    push = UpdateEffect(0.5, True, 0.25, 2, {1: -0.75, 2: 0.75}, 0.0125, -0.5, 1.0, "before-0.webp", "aim-0.webp")
     nodes = [
-        TreeNode(0, None, 0, 0, None, 1.0, value=0.5, picture="node-0.webp", pushed=push),
-        TreeNode(1, 0, 0, 0, 2, 0.25, drawn=False, leaf=TreeLeaf(path=(0,), proxy=0.125, error="no such picture")),
+        TreeNode(0, None, 0, 0, None, 1.0, value=0.5, picture="node-0.webp", update_effect=push),
+        TreeNode(1, 0, 0, 0, 2, 0.25, sampled=False, leaf=TreeLeaf(path=(0,), proxy=0.125, error="no such picture")),
         TreeNode(
             2,
             0,
@@ -88,12 +88,14 @@ def test_records_without_what_came_later_are_read(tmp_path):
     data = json.loads(document(tmp_path).read_text(encoding="utf-8"))
     del data["weights"]
     for node in data["nodes"]:
-        for key in ("credited", "pushed", "centre", "spread", "turns", "pruned"):
+        for key in ("credited", "update_effect", "centre", "spread", "turns", "pruned"):
             del node[key]
         for key in ("centre", "spread") if node["leaf"] else ():
             del node["leaf"][key]
     document(tmp_path).write_text(json.dumps(data), encoding="utf-8")
-    nodes = [replace(node, pushed=None, centre=None, spread=None, turns=None, pruned=None) for node in record().nodes]
+    nodes = [
+        replace(node, update_effect=None, centre=None, spread=None, turns=None, pruned=None) for node in record().nodes
+    ]
     assert read_tree(tmp_path, 20, 3) == record(weights={}, nodes=nodes)
 
 
@@ -125,15 +127,27 @@ def _durations(image):
         yield image.info["duration"]
 
 
+def test_older_records_call_two_things_otherwise(tmp_path):
+    write_tree(tmp_path, record(), {})
+    data = json.loads(document(tmp_path).read_text())
+    for node in data["nodes"]:
+        node["drawn"], node["pushed"] = node.pop("sampled"), node.pop("update_effect")
+    document(tmp_path).write_text(json.dumps(data), encoding="utf-8")
+    assert read_tree(tmp_path, 20, 3) == record()
+
+
 def test_numbers_that_are_not_finite_become_null(tmp_path):
     leaf = TreeLeaf(proxy=math.inf, total=NAN, rewards={"shapes": NAN}, advantage=-math.inf)
-    nodes = [TreeNode(0, None, 0, 0, None, 1.0, value=NAN, leaf=leaf, pushed=Push(1.0, True, NAN, 0, {}, NAN, NAN))]
+    nodes = [
+        TreeNode(
+            0, None, 0, 0, None, 1.0, value=NAN, leaf=leaf, update_effect=UpdateEffect(1.0, True, NAN, 0, {}, NAN, NAN)
+        )
+    ]
     write_tree(tmp_path, record(nodes=nodes, metadata={"x": [NAN, 1]}), {})
     assert not {"NaN", "Infinity"} & set(document(tmp_path).read_text().replace(":", " ").replace(",", " ").split())
     found = read_tree(tmp_path, 20, 3)
-    assert found.nodes[0] == TreeNode(
-        0, None, 0, 0, None, 1.0, leaf=TreeLeaf(rewards={"shapes": None}), pushed=Push(1.0, True, None, 0)
-    )  # fmt: skip
+    leaf, effect = TreeLeaf(rewards={"shapes": None}), UpdateEffect(1.0, True, None, 0)
+    assert found.nodes[0] == TreeNode(0, None, 0, 0, None, 1.0, leaf=leaf, update_effect=effect)
     assert found.metadata == {"x": [None, 1]}
 
 
@@ -253,20 +267,20 @@ CORRUPTIONS = {
     "a weight beyond all floats": edited(lambda data: data["weights"]["shapes"].update(weight=10**400)),
     "a rule of lists": edited(lambda data: data["rule"].update(value=[])),
     "a rule beyond all floats": edited(lambda data: data["rule"].update(updates=10**400)),
-    "a push of text": edited(lambda data: data["nodes"][0].update(pushed="up")),
-    "an unknown key of a push": edited(lambda data: data["nodes"][0]["pushed"].update(surprise=1)),
-    "a push without a size": edited(lambda data: data["nodes"][0]["pushed"].pop("size")),
-    "a pull of text": edited(lambda data: data["nodes"][0]["pushed"]["pulls"].update({"2": "up"})),
-    "a pull without a number": edited(lambda data: data["nodes"][0]["pushed"]["pulls"].update({"2": None})),
-    "a pull beyond all floats": edited(lambda data: data["nodes"][0]["pushed"]["pulls"].update({"2": 10**400})),
-    "a pull of no node": edited(lambda data: data["nodes"][0]["pushed"]["pulls"].update({"3": 1.0})),
-    "a pull of a node before the first": edited(lambda data: data["nodes"][0]["pushed"]["pulls"].update({"-1": 1.0})),
-    "a pull of no sample": edited(lambda data: data["nodes"][0]["pushed"]["pulls"].update({"0": 1.0})),
+    "a push of text": edited(lambda data: data["nodes"][0].update(update_effect="up")),
+    "an unknown key of a push": edited(lambda data: data["nodes"][0]["update_effect"].update(surprise=1)),
+    "a push without a size": edited(lambda data: data["nodes"][0]["update_effect"].pop("size")),
+    "a pull of text": edited(lambda data: data["nodes"][0]["update_effect"]["pulls"].update({"2": "up"})),
+    "a pull without a number": edited(lambda data: data["nodes"][0]["update_effect"]["pulls"].update({"2": None})),
+    "a pull beyond all floats": edited(lambda data: data["nodes"][0]["update_effect"]["pulls"].update({"2": 10**400})),
+    "a pull of no node": edited(lambda data: data["nodes"][0]["update_effect"]["pulls"].update({"3": 1.0})),
+    "a pull of a node before all": edited(lambda data: data["nodes"][0]["update_effect"]["pulls"].update({"-1": 1.0})),
+    "a pull of no sample": edited(lambda data: data["nodes"][0]["update_effect"]["pulls"].update({"0": 1.0})),
     "a turn of no sample": edited(lambda data: data["nodes"][2].update(turns={"0": True})),
     "a turn of numbers": edited(lambda data: data["nodes"][2].update(turns={"2": 1})),
     "a spread of text": edited(lambda data: data["nodes"][2].update(spread="wide")),
-    "a pull of words": edited(lambda data: data["nodes"][0]["pushed"]["pulls"].update({"first": 1.0})),
-    "an aim elsewhere": edited(lambda data: data["nodes"][0]["pushed"].update(aim="../config.yaml")),
+    "a pull of words": edited(lambda data: data["nodes"][0]["update_effect"]["pulls"].update({"first": 1.0})),
+    "an aim elsewhere": edited(lambda data: data["nodes"][0]["update_effect"].update(aim="../config.yaml")),
     "a picture elsewhere": edited(lambda data: data["nodes"][0].update(picture="../../config.yaml")),
     "a proxy elsewhere": edited(lambda data: data["nodes"][2]["leaf"].update(proxy_picture="/etc/passwd")),
 }

@@ -10,7 +10,7 @@ import torch
 import diffrl.training.update as update
 import diffrl.trees.pictures as tree_pictures
 from diffrl.models.images import BrokenPictureError
-from diffrl.trees.record import PUSHED
+from diffrl.trees.record import EFFECT_IMAGES
 from tests.tiers import daily
 from tests.training.harness import EXPLORE, FOREST, make_run
 from tests.training.test_gradient import naive_velocity
@@ -89,9 +89,9 @@ def test_a_split_says_what_it_asked_for_and_what_became_of_it(random_sd3, tmp_pa
     seen, moved_along = 0, 0.0
     for prompt, tree in enumerate(trees):
         below = tree.children()
-        parents = [node for node in tree.nodes if any(child.drawn for child in below.get(node.id, ()))]
+        parents = [node for node in tree.nodes if any(child.sampled for child in below.get(node.id, ()))]
         splits = {node.id for node in parents if tree.branching[below[node.id][0].step] > 1}
-        assert {node.id for node in tree.nodes if node.pushed} == splits and tree.rule["nodes"] is True
+        assert {node.id for node in tree.nodes if node.update_effect} == splits and tree.rule["nodes"] is True
         for node in (tree.nodes[i] for i in splits):
             row = rows[prompt, way(tree.nodes, node)]
             direction, compared, children = naive_direction(done, row, kept_edges)
@@ -99,7 +99,7 @@ def test_a_split_says_what_it_asked_for_and_what_became_of_it(random_sd3, tmp_pa
             text = drawn.batch.prompts[where].text
             with torch.no_grad():
                 clean = [x - sigma * naive_velocity(adapter, net, x, sigma, text, 1.0) for net in (before, after)]
-            own, moved = node.pushed, (clean[1] - clean[0]).double()
+            own, moved = node.update_effect, (clean[1] - clean[0]).double()
             assert where == prompt and own.sigma == pytest.approx(sigma)
             assert own.size == pytest.approx(rms(direction), rel=1e-4, abs=1e-9)
             assert own.trained == (rms(direction) > 0) and own.children == children
@@ -110,7 +110,7 @@ def test_a_split_says_what_it_asked_for_and_what_became_of_it(random_sd3, tmp_pa
                 assert own.cosine == pytest.approx(cosine, abs=2e-2)
                 moved_along += float((direction * moved).sum()) / rms(direction)
                 wanted = [clean[0], clean[0] + own.eta * direction.float(), clean[1]]
-                for which, latents in zip(PUSHED, wanted, strict=True):
+                for which, latents in zip(EFFECT_IMAGES, wanted, strict=True):
                     shown = picture(run.journal.run_dir, tree, getattr(own, which)).float()
                     assert float((shown - adapter.decode(latents[None])[0].float()).abs().max()) <= 1, which
             else:
@@ -124,8 +124,8 @@ def test_a_split_says_what_it_asked_for_and_what_became_of_it(random_sd3, tmp_pa
             )  # fmt: skip
             torch.testing.assert_close(summed, direction, atol=1e-5, rtol=1e-4)
             seen += own.trained
-        assert all(set(node.pushed.pulls) <= {end.id for end in leaves(tree) if node.id in above(tree, end)}
-                   for node in tree.nodes if node.pushed)  # fmt: skip
+        assert all(set(node.update_effect.pulls) <= {end.id for end in leaves(tree) if node.id in above(tree, end)}
+                   for node in tree.nodes if node.update_effect)  # fmt: skip
     assert seen >= 4 or name == "pruned"
     assert moved_along > 0 or not seen  # one update serves all splits: single ones may lose by it
 
@@ -146,8 +146,8 @@ def test_what_trained_is_what_the_loss_was_given(random_sd3, tmp_path, monkeypat
     monkeypatch.setattr(update, "accumulate_gradient", spied)
     trees, done, _ = observed(run)
     ways = forest_ways(done.samples.rollout.forest)
-    found = {(p, way(t.nodes, n)): n.pushed.size for p, t in enumerate(trees) for n in t.nodes
-             if n.pushed and n.pushed.trained}  # fmt: skip
+    found = {(p, way(t.nodes, n)): n.update_effect.size for p, t in enumerate(trees) for n in t.nodes
+             if n.update_effect and n.update_effect.trained}  # fmt: skip
     assert found == pytest.approx({ways[node]: size for node, size in given.items()}, rel=1e-6) and found
     assert all(not node.trained and not (node.leaf and node.leaf.trained) for tree in trees for node in tree.nodes)
     assert any(size == 0 for size in found.values()) == (kl > 0)
@@ -159,16 +159,16 @@ def test_pictures_of_splits_count_as_pictures(random_sd3, tmp_path, limit):
     data["track"]["trees"] = {"pictures": limit, "prompts": 1}
     (tree,) = kept(make_run(data)[1])
     inner = [node for node in tree.nodes if node.picture and not node.leaf]
-    shown = [node for node in tree.nodes if node.pushed and node.pushed.aim]
+    shown = [node for node in tree.nodes if node.update_effect and node.update_effect.aim]
     assert len(inner) + 3 * len(shown) == limit and len(shown) == limit // 4
-    assert all(node.pushed.before and node.pushed.after and node.picture for node in shown)
+    assert all(node.update_effect.before and node.update_effect.after and node.picture for node in shown)
     best = max(leaves(tree), key=lambda node: node.leaf.total)
     assert {node.id for node in inner[:1]} <= above(tree, best)
 
 
 def test_objectives_without_splits_say_nothing_of_them(random_sd3, tmp_path):
     for tree in kept(make_run(forest_run(random_sd3, tmp_path))[1]):
-        assert all(node.pushed is None for node in tree.nodes) and tree.rule["nodes"] is False
+        assert all(node.update_effect is None for node in tree.nodes) and tree.rule["nodes"] is False
 
 
 def test_an_aim_that_cannot_be_decoded_is_left_out(random_sd3, tmp_path, monkeypatch):
@@ -183,7 +183,9 @@ def test_an_aim_that_cannot_be_decoded_is_left_out(random_sd3, tmp_path, monkeyp
 
     monkeypatch.setattr(tree_pictures, "decode_whole", lambda adapter, *rest: decode_whole(Broken(), *rest))
     trees = kept(run)
-    pushed = [node.pushed for tree in trees for node in tree.nodes if node.pushed and node.pushed.trained]
+    pushed = [
+        node.update_effect for tree in trees for node in tree.nodes if node.update_effect and node.update_effect.trained
+    ]
     assert pushed and all(own.before and own.after and own.aim is None for own in pushed)
 
 

@@ -48,6 +48,6 @@ def amax_scale(x: Tensor, largest: float, dims: tuple[int, ...]) -> Tensor:
 
 
 def fake_quantize_fp8(x: Tensor, scaling: Scaling = "row") -> Tensor:
-    """`quantize_fp8` and back: (..., K) float32."""
+    """Return `quantize_fp8` and back: (..., K) float32."""
     codes, scale = quantize_fp8(x, scaling)
     return codes.float().mul_(scale)

@@ -25,6 +25,6 @@ def quantize_int8(x: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def fake_quantize_int8(x: Tensor) -> Tensor:
-    """`quantize_int8` and back: (..., K) float32."""
+    """Return `quantize_int8` and back: (..., K) float32."""
     codes, scale = quantize_int8(x)
     return codes.float().mul_(scale)

@@ -46,6 +46,6 @@ def quantize_mxfp8(x: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def fake_quantize_mxfp8(x: Tensor) -> Tensor:
-    """`quantize_mxfp8` and back: (..., K) in x's dtype."""
+    """Return `quantize_mxfp8` and back: (..., K) in x's dtype."""
     codes, exponent = quantize_mxfp8(x)
     return torch.ldexp(codes.float(), exponent[..., None]).flatten(-2)[..., : x.shape[-1]].to(x.dtype)

@@ -75,7 +75,7 @@ def _signed_grid(x: Tensor, per_row: bool) -> tuple[Tensor, Tensor, Tensor]:
 
 
 def _blocks(x: Tensor) -> Tensor:
-    """(..., K) -> (..., ceil(K / 16), 16) float32, the end padded with zeros."""
+    """Return (..., K) -> (..., ceil(K / 16), 16) float32, the end padded with zeros."""
     if x.dim() == 0 or x.numel() == 0:
         raise ValueError(f"NVFP4 needs at least one element along a last axis. Got shape {tuple(x.shape)}.")
     padded = F.pad(x.float(), (0, -x.shape[-1] % BLOCK))
@@ -83,12 +83,12 @@ def _blocks(x: Tensor) -> Tensor:
 
 
 def _rows(blocks: Tensor, length: int) -> Tensor:
-    """(..., ceil(K / 16), 16) -> (..., K): undo `_blocks`."""
+    """Return (..., ceil(K / 16), 16) -> (..., K): undo `_blocks`."""
     return blocks.flatten(-2)[..., :length]
 
 
 def _scales(magnitude: Tensor, per_row: bool) -> tuple[Tensor, Tensor]:
-    """Block scales (..., K / 16), float32 with E4M3 values, and the outer scale () or (..., 1)."""
+    """Return block scales (..., K / 16), float32 with E4M3 values, and the outer scale () or (..., 1)."""
     block_amax = magnitude.amax(dim=-1)
     amax = block_amax.amax(dim=-1, keepdim=True) if per_row else block_amax.amax()
     s2 = amax / (E4M3_MAX * E2M1_MAX)

@@ -47,7 +47,7 @@ Joined = tuple[Matched, Sequence[Sequence[Brief]]]
 
 
 def compare(site: Site, query: Query) -> Answer:
-    """The page."""
+    """Return the page."""
     choice = choose(site, query)
     run = common_run(choice.columns) or (site.run(query.text("run")) if _is_run(site, query) else None)
     if not choice.columns:
@@ -117,13 +117,13 @@ def compare(site: Site, query: Query) -> Answer:
 
 
 def joined(columns: Sequence[Column], reward: str | None) -> Joined:
-    """The samples of the columns beside each other, and those of each column, with the values of a reward."""
+    """Return the samples of the columns beside each other, and those of each column, with the values of a reward."""
     briefs = [column.source.briefs(column.state, reward) for column in columns]
     return match(briefs, [column.stream for column in columns]), briefs
 
 
 def scatters(columns: Sequence[Column], asked: Wanted, pair: Versus, shown: Joined, whole: bool) -> list[Scatter]:
-    """The drawings of a page; none of a reward that no sample has in both columns.
+    """Return the drawings of a page; none of a reward that no sample has in both columns.
 
     Args:
         columns: at least two.
@@ -143,12 +143,12 @@ def scatters(columns: Sequence[Column], asked: Wanted, pair: Versus, shown: Join
 
 
 def paired(matched: Matched, pair: Versus) -> list[Row]:
-    """The rows with the columns that are compared."""
+    """Return the rows with the columns that are compared."""
     return [row._replace(pair=(pair.of, pair.against)) for row in matched.rows]
 
 
 def without(choice: Choice, places: Sequence[int]) -> Choice:
-    """Columns that nobody asked for and that match nothing make room for the others; a sentence names them."""
+    """Return columns that nobody asked for and that match nothing make room for the others; a sentence names them."""
     left = [column for number, column in enumerate(choice.columns) if number not in places]
     names = " and ".join(choice.columns[number].label for number in places)
     return Choice(left, [*choice.notes, f"Left out: {names}. No prompt and noise of it stands in another column."])
@@ -172,14 +172,14 @@ def fitting(choice: Choice, matched: Matched, asked: Wanted) -> Choice:
 
 
 def common_run(columns: Sequence[Column]) -> RunSource | None:
-    """The run of all columns, if they have one in common."""
+    """Return the run of all columns, if they have one in common."""
     source = columns[0].source if columns else None
     same = isinstance(source, RunSource) and all(column.source is source for column in columns)
     return source if same and isinstance(source, RunSource) else None
 
 
 def _is_run(site: Site, query: Query) -> bool:
-    """Whether the address, or the gallery's only source, is a run; a folder has no pages of its own."""
+    """Return whether the address, or the gallery's only source, is a run; a folder has no pages of its own."""
     if query.all("columns"):
         return False
     source = (
@@ -189,7 +189,7 @@ def _is_run(site: Site, query: Query) -> bool:
 
 
 def unmatched(matched: Matched, columns: Sequence[Column]) -> list[str]:
-    """Sentences on columns that share nothing with any other, and on a match by less than prompt and noise."""
+    """Return sentences on columns that share nothing with any other, and on a match by less than prompt and noise."""
     if len(columns) < 2:
         return []
     if not matched.rows:
@@ -215,7 +215,7 @@ def unmatched(matched: Matched, columns: Sequence[Column]) -> list[str]:
 
 
 def of_folders(columns: Sequence[Column]) -> list[str]:
-    """What the folders have to say: what was left out, how scores are had."""
+    """Return what the folders have to say: what was left out, how scores are had."""
     notes: list[str] = []
     for source in dict.fromkeys(column.source for column in columns):
         if isinstance(source, FolderSource):

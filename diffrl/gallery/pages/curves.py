@@ -25,7 +25,7 @@ DRAWN = 4
 
 
 def curves(site: Site, query: Query) -> Answer:
-    """The page; see `PAGES` for its parameters."""
+    """Return the page; see `PAGES` for its parameters."""
     runs, x = _runs(site, query), query.choice("x", AXES, "iteration")
     tracks = [track_of(run) for run in runs]
     panels = panels_of(columns_of(tracks), len(tracks))
@@ -79,7 +79,7 @@ OTHERWISE = "mean; each run by its own prompts, noise, samples or steps: heights
 
 
 def measured_alike(runs: Sequence[RunSource]) -> bool:
-    """Whether the held-out numbers of runs are of the same prompts and noise, drawn in the same way."""
+    """Return whether the held-out numbers of runs are of the same prompts and noise, drawn in the same way."""
     names = ("samples", "seed", "steps", "solver", "guidance_scale")
 
     def how(run: RunSource) -> tuple[str, ...]:
@@ -89,7 +89,7 @@ def measured_alike(runs: Sequence[RunSource]) -> bool:
 
 
 def explained(panels: Sequence[Panel], lines: Mapping[str, Sequence[Line]]) -> list[Panel]:
-    """Panels of runs of one update an iteration; those that stand still for that reason say so."""
+    """Return panels of runs of one update an iteration; those that stand still for that reason say so."""
     still = {
         panel.id
         for panel in panels
@@ -118,7 +118,7 @@ def _drawn(site: Site, runs: Sequence[RunSource], x: str, query: Query) -> str:
 
 
 def curves_csv(site: Site, query: Query) -> Answer:
-    """All metrics, or those of a panel, as CSV; nothing is thinned. Made once, as the drawings are."""
+    """Return all metrics, or those of a panel, as CSV; nothing is thinned. Made once, as the drawings are."""
     runs, panel = _runs(site, query), query.text("panel")
     text = site.drawings.get(("csv", panel, *_written(runs)), lambda: _listed(runs, query))
     return Answer(text or "", "text/csv; charset=utf-8", filename=_filename(runs, panel, "csv"))
@@ -133,7 +133,7 @@ def _listed(runs: Sequence[RunSource], query: Query) -> str:
 
 
 def _written(runs: Sequence[RunSource]) -> list[tuple[object, ...]]:
-    """What changes as the runs go on."""
+    """Return what changes as the runs go on."""
     files = ("metrics.jsonl", "summary.json", "environment.json")
     return [(run.key, run.title, str(run.path), *(mark(run.path / name) for name in files)) for run in runs]
 
@@ -161,14 +161,14 @@ def _panel(query: Query, tracks: Sequence[Track]) -> Panel | None:
 
 
 def _axis(x: str) -> str | None:
-    """The axis as a parameter, left out where it is the one that is drawn anyhow."""
+    """Return the axis as a parameter, left out where it is the one that is drawn anyhow."""
     return None if x == "iteration" else x
 
 
 def _sections(
     site: Site, panels: Sequence[Panel], lines: Mapping[str, Sequence[Line]], keys: Sequence[str], x: str
 ) -> list[dict[str, Any]]:
-    """Panels below their headings; in each the folded ones below what they are folded under."""
+    """Return panels below their headings; in each the folded ones below what they are folded under."""
     sections = []
     for title, members in groupby(panels, key=lambda panel: panel.section):
         folds: dict[str, list[dict[str, Any]]] = {}

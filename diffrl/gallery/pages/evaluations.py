@@ -19,12 +19,12 @@ from diffrl.gallery.thumbnails import moves
 
 
 def evaluations_json(site: Site, query: Query) -> Answer:
-    """A block of prompts as JSON; see `followed`."""
+    """Return a block of prompts as JSON; see `followed`."""
     return Answer(_written(site, query), "application/json")
 
 
 def evaluations_js(site: Site, query: Query) -> Answer:
-    """The same as a script, for a page that was opened from disk and cannot fetch.
+    """Return the same as a script, for a page that was opened from disk and cannot fetch.
 
     Raises:
         GalleryError: the gallery runs (404). Any page of the web may run a script of another address and keep what it
@@ -41,7 +41,7 @@ def _written(site: Site, query: Query) -> str:
 
 
 def followed(site: Site, run: RunSource, block: int, key: str) -> dict[str, Any]:
-    """What static/evaluations.js shows of a block of prompts.
+    """Return what static/evaluations.js shows of a block of prompts.
 
     Args:
         site: of the run.

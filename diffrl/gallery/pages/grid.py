@@ -33,7 +33,7 @@ class Line:
 
 
 def grid(site: Site, query: Query) -> Answer:
-    """The page; `sample` is the place of the sample among those that the runs have in common, from 1."""
+    """Return the page; `sample` is the place of the sample among those that the runs have in common, from 1."""
     last = last_of_all([run for run in site.runs if _evaluated(run)])
     columns = fitting(last.columns)
     cut = f"These are {MOST} of {len(last.columns)} runs, those with a sample in common first: more do not fit."
@@ -78,7 +78,7 @@ def _evaluated(run: RunSource) -> bool:
 
 
 def fitting(columns: Sequence[Column]) -> list[Column]:
-    """The columns that fit: of more, those with the sample that most have come first; in the gallery's order."""
+    """Return the columns that fit: of more, those with the sample that most have come first; in the gallery's order."""
     if len(columns) <= MOST:
         return list(columns)
     briefs = [column.source.briefs(column.state, None) for column in columns]
@@ -90,7 +90,7 @@ def fitting(columns: Sequence[Column]) -> list[Column]:
 
 
 def _rows(columns: Sequence[Column]) -> tuple[list[Row], list[Mapping[int, Key]]]:
-    """Samples that all runs have beside each other, or any if they have none; and the keys of each run's."""
+    """Return samples that all runs have beside each other, or any if they have none; and the keys of each run's."""
     briefs = [column.source.briefs(column.state, None) for column in columns]
     rows = list(match(briefs, [column.stream for column in columns]).rows)
     common = [row for row in rows if None not in row.ids] or rows
@@ -104,7 +104,7 @@ def across(states: Sequence[Sequence[State]]) -> list[int]:
 
 
 def found(run: RunSource, iteration: int, key: Key | None) -> Sample | None:
-    """A run's sample at an evaluation, by its prompt and noise."""
+    """Return a run's sample at an evaluation, by its prompt and noise."""
     state = State("eval", iteration)
     ids = [brief.id for brief in run.briefs(state, None) if brief.key == key] if key else []
     samples = run.samples(state, ids[:1])

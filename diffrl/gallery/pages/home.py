@@ -45,7 +45,7 @@ class Card:
 
 
 def home(site: Site, query: Query) -> Answer:
-    """The page."""
+    """Return the page."""
     if len(site.sources) == 1:
         source = site.sources[0]
         return overview(site, source) if isinstance(source, RunSource) else compare(site, Query())
@@ -74,7 +74,7 @@ def headline(cards: Sequence[Card]) -> str:
 
 
 def card(source: Source) -> Card:
-    """A source's card; what is wrong with it stands on it and nowhere else."""
+    """Return a source's card; what is wrong with it stands on it and nowhere else."""
     try:
         course = progress(source) if isinstance(source, RunSource) else None
         pairs = before_and_after(source, STRIP)

@@ -17,7 +17,7 @@ from diffrl.trees.record import TREES
 
 
 def state(site: Site, query: Query) -> Answer:
-    """A JSON object with one entry a source, or with that of the one that `run` names.
+    """Return a JSON object with one entry a source, or with that of the one that `run` names.
 
     Every entry has `title`, `kind`, and `version`, which changes whenever anything of the source does. A run's also has
     `age`, seconds since its last change, `done` and `total` iterations, `running`, and `evaluation`, the iteration of

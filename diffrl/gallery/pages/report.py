@@ -18,7 +18,7 @@ OTHERS = ("config.yaml", "environment.json", "precision.json", "rewards.json")
 
 
 def report(site: Site, query: Query) -> Answer:
-    """The report as a page of the gallery; with download=1 as the one file that a run leaves at its end."""
+    """Return the report as a page of the gallery; with download=1 as the one file that a run leaves at its end."""
     run = site.run(query.text("run"))
     if query.text("download"):
         return Answer(report_document(site, run, values_of(site, run)), filename=f"report-{run.key}.html")

@@ -25,12 +25,12 @@ WIDE, HIGH = 240.0, 44.0
 
 
 def run(site: Site, query: Query) -> Answer:
-    """The page."""
+    """Return the page."""
     return overview(site, site.run(query.text("run")))
 
 
 def overview(site: Site, source: RunSource) -> Answer:
-    """The overview of a run; what of it cannot be read is said in its place."""
+    """Return the overview of a run; what of it cannot be read is said in its place."""
     notes: list[str] = []
     try:
         course: Progress | None = progress(source)
@@ -71,12 +71,12 @@ def overview(site: Site, source: RunSource) -> Answer:
 
 
 def numbers(changes: Sequence[Change]) -> list[tuple[str, Change]]:
-    """Every held-out number by its name, or its names."""
+    """Return every held-out number by its name, or its names."""
     return folded((one.name, (one.before, one.after, one.lower), one) for one in changes)
 
 
 def means(source: RunSource, pairs: Pairs) -> str:
-    """What the held-out numbers are means over, where an evaluation has more samples than are kept; else ""."""
+    """Return what the held-out numbers are means over, where an evaluation has more samples than are kept; else ""."""
     last = pairs.columns[-1].state if pairs.columns else None
     every = setting(source, "samples", "eval")
     if last is None or last.stage != "eval" or type(every) is not int or every <= last.samples:
@@ -94,7 +94,7 @@ def first_trees(kept: Sequence[tuple[int, int]]) -> list[tuple[int, str, int]]:
 
 
 def sparks(course: Progress) -> list[tuple[str, str, float, float]]:
-    """Small curves: name, SVG points, first and last value; rewards that have at least two numbers."""
+    """Return small curves: name, SVG points, first and last value; rewards that have at least two numbers."""
     names = [change.name for change in course.headline]
     series: list[tuple[str, list[tuple[int, float | None]]]] = [
         (f"held-out {name}", [(n, values.get(name)) for n, values in course.evaluations]) for name in names
@@ -109,7 +109,7 @@ def sparks(course: Progress) -> list[tuple[str, str, float, float]]:
 
 
 def polyline(points: Sequence[tuple[int, float]]) -> str:
-    """Points of an SVG polyline that fills `WIDE` x `HIGH`, with a margin of 3."""
+    """Return points of an SVG polyline that fills `WIDE` x `HIGH`, with a margin of 3."""
     xs, ys = [float(x) for x, _ in points], [y for _, y in points]
     spans = (max(xs) - min(xs) or 1.0, max(ys) - min(ys) or 1.0)
     return " ".join(
@@ -119,7 +119,7 @@ def polyline(points: Sequence[tuple[int, float]]) -> str:
 
 
 def facts(summary: Mapping[str, Any]) -> list[tuple[str, str]]:
-    """What the end of the run told of its cost; numbers that are not there, or are none, are left out."""
+    """Return what the end of the run told of its cost; numbers that are not there, or are none, are left out."""
     seconds, cost = summary.get("seconds"), summary.get("cost")
     spent = {name: finite(value) for name, value in seconds.items()} if isinstance(seconds, dict) else {}
     known = [value for value in spent.values() if value is not None]

@@ -17,7 +17,7 @@ PAGE = 60
 
 
 def samples(site: Site, query: Query) -> Answer:
-    """The page."""
+    """Return the page."""
     source = site.source(query.text("run")) if query.text("run") or len(site.sources) != 1 else site.sources[0]
     run = source if isinstance(source, RunSource) else None
     states = source.states()
@@ -64,7 +64,7 @@ def samples(site: Site, query: Query) -> Answer:
 
 
 def _state(source: Source, states: list[State], key: str) -> State:
-    """The state that was asked for; the last evaluation without."""
+    """Return the state that was asked for; the last evaluation without."""
     known = {state.key: state for state in states}
     if not key:
         return main_states(states)[-1]

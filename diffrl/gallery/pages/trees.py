@@ -27,7 +27,7 @@ PER_PAGE = 24
 
 
 def trees(site: Site, query: Query) -> Answer:
-    """Every tree that a run kept, the newest first."""
+    """Return every tree that a run kept, the newest first."""
     run = site.run(query.text("run"))
     found = site.trees(run)[::-1]
     pages = 1 if site.links.exported else max(1, -(-len(found) // PER_PAGE))
@@ -39,7 +39,7 @@ def trees(site: Site, query: Query) -> Answer:
 
 
 def _card(run: RunSource, iteration: int, group: int) -> dict[str, Any]:
-    """A tree in few words; of one that cannot be read, why."""
+    """Return a tree in few words; of one that cannot be read, why."""
     name = tree_name(iteration, group)
     card: dict[str, Any] = {"name": name, "iteration": iteration, "group": group, "error": None}
     try:
@@ -82,7 +82,7 @@ def _dots(rewards: Sequence[float]) -> list[str]:
 
 
 def tree(site: Site, query: Query) -> Answer:
-    """One prompt's rollout as a tree, and why the policy changed."""
+    """Return one prompt's rollout as a tree, and why the policy changed."""
     run = site.run(query.text("run"))
     found = site.trees(run)
     if not found:

@@ -74,16 +74,16 @@ def title(view: TreeView, node: TreeNode) -> str:
     """Return what a node is, with its name."""
     name = view.names[node.id]
     if node.leaf is not None:
-        return f"Image {name}" if node.drawn else f"Candidate {name}"
+        return f"Image {name}" if node.sampled else f"Candidate {name}"
     return f"Starting noise {name}" if node.parent is None else f"Node {name}"
 
 
 def describe(view: TreeView, node: TreeNode) -> str:
     """Return a node and the step to it in one line, as a screen reader says it."""
-    facts = [*sample_facts(view, node), *(step_facts(view, node) if node.drawn else [])]
+    facts = [*sample_facts(view, node), *(step_facts(view, node) if node.sampled else [])]
     facts += split_facts(view, node)
     words = [f"{fact.label.lower()} {fact.value}" for fact in facts if fact.value not in ("–", "no")]
-    return ", ".join([title(view, node) + ("" if node.drawn else ", only explored"), *words])
+    return ", ".join([title(view, node) + ("" if node.sampled else ", only explored"), *words])
 
 
 def step_facts(view: TreeView, node: TreeNode) -> Facts:
@@ -115,7 +115,7 @@ def sample_facts(view: TreeView, node: TreeNode) -> Facts:
     if leaf is None:
         return []
     facts: Facts = []
-    if node.drawn:
+    if node.sampled:
         reward = three(leaf.total) if known(leaf.total) else "failed"
         facts.append(NodeFact("Reward", reward, equals(reward_sum(view, node))))
         if passed is not None:
@@ -140,7 +140,7 @@ def sample_facts(view: TreeView, node: TreeNode) -> Facts:
 
 def split_facts(view: TreeView, node: TreeNode) -> Facts:
     """Return the facts of a split that could train: its direction, what it is made of, how far the prediction went."""
-    effect = node.pushed
+    effect = node.update_effect
     if effect is None:
         return []
     trains, idle = view.split_trains(node), view.idle_split(node)
@@ -161,7 +161,7 @@ def tables(view: TreeView) -> list[Table]:
     """Return all steps, all splits and all images as tables; none of what the tree does not have."""
     steps = sorted(view.edges, key=lambda edge: -abs(view.strength(edge) or 0.0))
     failed = [node for node in view.sampled_leaves if node.leaf and not known(node.leaf.total)]
-    images = [*view.scored, *failed, *(node for node in view.leaves if not node.drawn)]
+    images = [*view.scored, *failed, *(node for node in view.leaves if not node.sampled)]
     splits = view.splits if view.trains_splits else []
     first = "largest weight" if splits else "strongest push"
     return [

@@ -12,7 +12,7 @@ from typing import Any
 from diffrl.gallery.trees.facts import became, describe, sample_facts, split_facts, step_facts, title
 from diffrl.gallery.trees.numbers import known, level, push, share, three
 from diffrl.gallery.trees.view import TreeView
-from diffrl.trees.record import PUSHED, TreeNode
+from diffrl.trees.record import EFFECT_IMAGES, TreeNode
 
 LEVELS = (0.1, 0.5, 1.0)
 """Sizes of advantages at which lines grow wider: the same in every tree, so that trees can be compared."""
@@ -43,7 +43,7 @@ def tree_figure(view: TreeView, address: Address) -> dict[str, Any]:
 
 def _served(view: TreeView, address: Address) -> dict[str, str]:
     """Return the address of each file: where there is room for some only, they are those of what was sampled."""
-    sampled = [node for node in view.record.nodes if node.drawn]
+    sampled = [node for node in view.record.nodes if node.sampled]
     files = [node.picture for node in sampled]
     for nodes in (sampled, view.record.nodes):
         files += [node.leaf.proxy_picture for node in nodes if node.leaf is not None]
@@ -61,8 +61,8 @@ def _order(view: TreeView) -> list[tuple[TreeNode, int]]:
     """Return nodes depth first, each with how many lists end behind it; a pool best first, sampled before explored."""
 
     def rank(node: TreeNode) -> tuple[bool, float]:
-        best = node.leaf and (node.leaf.total if node.drawn else node.leaf.proxy)
-        return not node.drawn, -best if best is not None and known(best) else float("inf")
+        best = node.leaf and (node.leaf.total if node.sampled else node.leaf.proxy)
+        return not node.sampled, -best if best is not None and known(best) else float("inf")
 
     order: list[tuple[TreeNode, int]] = []
     roots = [view.record.nodes[id] for id in view.children.get(None, ())]
@@ -81,12 +81,12 @@ def _sizes(view: TreeView, depth: Sequence[int]) -> list[int]:
     """Return the edge of the images of each column's inner nodes, by the room that their branches leave them."""
     tall = [0] * len(depth)
     for node in reversed(view.record.nodes):
-        tall[node.id] += 0 if view.children.get(node.id) else ROW if node.drawn else IDLE_ROW
+        tall[node.id] += 0 if view.children.get(node.id) else ROW if node.sampled else IDLE_ROW
         if node.parent is not None:
             tall[node.parent] += tall[node.id]
     sizes = []
     for column in range(max(depth, default=0) + 1):
-        rooms = [tall[n.id] - ROOM for n in view.record.nodes if depth[n.id] == column and n.drawn and n.leaf is None]
+        rooms = [tall[n.id] - ROOM for n in view.record.nodes if depth[n.id] == column and n.sampled and n.leaf is None]
         sizes.append(max(SMALLEST, min(LARGEST, *rooms)) if rooms else SMALLEST)
     return sizes
 
@@ -116,14 +116,14 @@ def line_class(strength: float | None) -> str:
 
 
 def _line(view: TreeView, node: TreeNode) -> str:
-    if not node.drawn:
+    if not node.sampled:
         return "none idle"
     return line_class(view.strength(node)) + " untrained" * _is_untrained(view, node)
 
 
 def _is_untrained(view: TreeView, node: TreeNode) -> bool:
     """Return whether a step is in no part of the loss; where splits train, whether its branch has no part in one."""
-    if node.parent is None or not node.drawn:
+    if node.parent is None or not node.sampled:
         return False
     if view.trains_splits:
         return view.split_trains(view.parent(node)) != "yes" or view.weight(node) is None
@@ -131,33 +131,33 @@ def _is_untrained(view: TreeView, node: TreeNode) -> bool:
 
 
 def _split_class(view: TreeView, node: TreeNode) -> str:
-    return "" if node.pushed is None else "teaches" if view.split_trains(node) == "yes" else "silent"
+    return "" if node.update_effect is None else "teaches" if view.split_trains(node) == "yes" else "silent"
 
 
 def _node(view: TreeView, node: TreeNode, depth: Sequence[int], served: dict[str, str]) -> dict[str, Any]:
     """Return a node in the words and classes of the figure."""
     leaf, siblings, strength = node.leaf, view.children[node.parent], view.strength(node)
-    failed = leaf is not None and node.drawn and not known(leaf.total)
-    kind = {"leaf": leaf is not None, "inner": leaf is None, "idle": not node.drawn, "failed": failed}
-    own = served.get((node.picture if node.drawn else leaf and leaf.proxy_picture) or "")
-    proxy = served.get(leaf.proxy_picture or "") if leaf is not None and node.drawn else None
+    failed = leaf is not None and node.sampled and not known(leaf.total)
+    kind = {"leaf": leaf is not None, "inner": leaf is None, "idle": not node.sampled, "failed": failed}
+    own = served.get((node.picture if node.sampled else leaf and leaf.proxy_picture) or "")
+    proxy = served.get(leaf.proxy_picture or "") if leaf is not None and node.sampled else None
     left_out = leaf is not None and push(leaf.advantage) and not leaf.trained and view.record.rule.get("samples")
     return {
         "id": node.id,
         "name": view.names[node.id],
         "label": describe(view, node),
-        "sampled": node.drawn,
+        "sampled": node.sampled,
         "kind": " ".join([*(word for word, holds in kind.items() if holds), _split_class(view, node)]).strip(),
         "line": _line(view, node),
         "depth": depth[node.id],
         "position": siblings.index(node.id) + 1,
         "siblings": len(siblings),
-        "chip": share(strength) if node.parent is not None and node.drawn and known(strength) else "",
+        "chip": share(strength) if node.parent is not None and node.sampled and known(strength) else "",
         "turning": node.turning,
         "image": own,
         "proxy_image": proxy,
-        "value": three(node.value) if leaf is None and node.drawn else "",
-        "reward": "" if leaf is None or not node.drawn else "failed" if failed else three(leaf.total),
+        "value": three(node.value) if leaf is None and node.sampled else "",
+        "reward": "" if leaf is None or not node.sampled else "failed" if failed else three(leaf.total),
         "passed": view.passed(node),
         "advantage": share(leaf.advantage) if leaf is not None and known(leaf.advantage) else "",
         "left_out": bool(left_out),
@@ -180,8 +180,8 @@ def _legend(view: TreeView) -> dict[str, bool]:
         "untrained": any(_is_untrained(view, node) for node in nodes),
         "turning": any(node.turning for node in nodes),
         "pulled": any(view.step_trains(edge) not in ("yes", "no") for edge in view.edges),
-        "explored": any(not node.drawn for node in nodes),
-        "proxy": any(node.drawn and node.leaf is not None and node.leaf.proxy_picture for node in nodes),
+        "explored": any(not node.sampled for node in nodes),
+        "proxy": any(node.sampled and node.leaf is not None and node.leaf.proxy_picture for node in nodes),
     }
 
 
@@ -207,14 +207,14 @@ def panel(view: TreeView, thumb: Address, whole: Address, still: Callable[[str],
 def _panel(view: TreeView, node: TreeNode, image: Callable[[str | None], Any]) -> dict[str, Any]:
     leaf, (best, words) = node.leaf, became(view, node)
     what = f"the image that the network predicted at noise level {level(node.sigma)}"
-    what = "only explored" if not node.drawn else "the finished image" if leaf is not None else what
+    what = "only explored" if not node.sampled else "the finished image" if leaf is not None else what
     return {
         "id": node.id,
         "name": view.names[node.id],
         "title": title(view, node),
         "parent": node.parent,
         "children": list(view.children.get(node.id, ())),
-        "sampled": node.drawn,
+        "sampled": node.sampled,
         "what": what,
         "image": image(node.picture),
         "proxy": image(leaf.proxy_picture) if leaf is not None else None,
@@ -229,7 +229,7 @@ def _panel(view: TreeView, node: TreeNode, image: Callable[[str | None], Any]) -
 
 def _split(view: TreeView, node: TreeNode, image: Callable[[str | None], Any]) -> dict[str, Any] | None:
     """Return what a split asked of its prediction: before, aim, after; and the images that pull and push away."""
-    effect = node.pushed
+    effect = node.update_effect
     if effect is None:
         return None
     trains = view.split_trains(node) == "yes"
@@ -248,5 +248,5 @@ def _split(view: TreeView, node: TreeNode, image: Callable[[str | None], Any]) -
 
 def split_images(node: TreeNode) -> list[tuple[str, str]]:
     """Return label and file of the images before, aim and after that were kept of a split."""
-    files = [(which, getattr(node.pushed, which)) for which in PUSHED if node.pushed is not None]
+    files = [(which, getattr(node.update_effect, which)) for which in EFFECT_IMAGES if node.update_effect is not None]
     return [(which, file) for which, file in files if file]

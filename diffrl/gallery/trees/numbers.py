@@ -16,22 +16,22 @@ PLACES = 6
 
 
 def known(value: float | None) -> bool:
-    """Whether there is a finite number."""
+    """Return whether there is a finite number."""
     return finite(value) is not None
 
 
 def number(value: object) -> float:
-    """A number of the rule, 0 where the record has none."""
+    """Return a number of the rule, 0 where the record has none."""
     return finite(value) or 0.0
 
 
 def three(value: float | None) -> str:
-    """Three digits after the point; 0.0125 and its rounding errors look alike."""
+    """Return three digits after the point; 0.0125 and its rounding errors look alike."""
     return numbers.three(_clean(value))
 
 
 def signed(value: float | None) -> str:
-    """The same with its sign: two numbers that differ only in it, or by a rounding error, look alike."""
+    """Return the same with its sign: two numbers that differ only in it, or by a rounding error, look alike."""
     return numbers.signed(_clean(value))
 
 
@@ -40,12 +40,12 @@ def _clean(value: float | None) -> float | None:
 
 
 def level(sigma: float) -> str:
-    """A noise level: two digits."""
+    """Return a noise level: two digits."""
     return f"{sigma:.2f}"
 
 
 def share(value: float | None) -> str:
-    """An advantage: its sign and two digits; a plain 0 where it pushes nowhere, a dash where there is none."""
+    """Return an advantage: its sign and two digits; a plain 0 where it pushes nowhere, a dash where there is none."""
     if value is None or not math.isfinite(value):
         return "–"
     size = round(abs(value), PLACES)
@@ -61,7 +61,7 @@ def push(advantage: float | None) -> int:
 
 
 def weak(advantage: float | None) -> bool:
-    """Whether an advantage asks for next to nothing."""
+    """Return whether an advantage asks for next to nothing."""
     return advantage is None or abs(advantage) < WEAK
 
 
@@ -78,7 +78,7 @@ def tiny(value: float | None) -> str:
 
 
 def factor(value: float) -> str:
-    """A weight or a rate, in as few digits as it needs: "0.5", "0.00013", "3"."""
+    """Return a weight or a rate, in as few digits as it needs: "0.5", "0.00013", "3"."""
     size = abs(value)
     if size < 1e-7 or size >= 1e7:
         return f"{value:.2g}"
@@ -88,7 +88,7 @@ def factor(value: float) -> str:
 
 
 def compact(value: float) -> str:
-    """A rate in two digits, small ones with a power of ten: "3.3e-5", "2e-4", "0.01"."""
+    """Return a rate in two digits, small ones with a power of ten: "3.3e-5", "2e-4", "0.01"."""
     if value == 0 or abs(value) >= 1e-3:
         return factor(value)
     digits, power = f"{value:.1e}".split("e")
@@ -110,5 +110,5 @@ def likelier(change: float) -> str:
 
 
 def counted(count: int, one: str, many: str | None = None) -> str:
-    """A count with its noun: "1 step", "3 steps"."""
+    """Return a count with its noun: "1 step", "3 steps"."""
     return f"{count:,} {one if count == 1 else many or one + 's'}"

@@ -5,10 +5,12 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import Any
 
+from diffrl.credit.rules import OWN, reward_rule
 from diffrl.gallery.numbers import finite
 from diffrl.gallery.trees.numbers import factor, number
 from diffrl.gallery.trees.sums import weights_text
 from diffrl.gallery.trees.view import TreeView
+from diffrl.registry import CREDIT_RULES
 from diffrl.trees.record import TreeRecord
 
 Gloss = Mapping[Any, str] | Callable[[float], str]
@@ -19,13 +21,7 @@ VALUE = {
 }
 """What a node is worth, by the estimator."""
 RULE: Mapping[str, Gloss] = {
-    "reward": {
-        "outcome": "a step shares the advantages of its images",
-        "fused": "a step counts as what the node in which it ends is worth",
-        "incremental": "a step counts as what it adds to the worth of its node",
-        "turning_point": "a step counts as what it adds to the worth of its node, and as the whole way to the end "
-        "where a path turns",
-    },
+    "reward": {name: reward_rule(name).meaning for name in CREDIT_RULES},
     "value": VALUE,
     "fusion": {
         "uniform": "all images weigh the same in such a mean",
@@ -77,7 +73,6 @@ RULE: Mapping[str, Gloss] = {
     "dimensions": lambda value: "numbers that a step changes at once",
     "dtype": lambda value: "numbers that the network computes with",
 }
-OWN_RULE = "a step counts as what this function of your own says"
 SAMPLES_BY: Mapping[str, str] = {
     "nft": "DiffusionNFT's contrast (nft)",
     "awm": "advantage-weighted matching (awm)",
@@ -97,7 +92,7 @@ EXPLORED: Mapping[str, Gloss] = {
 
 
 def rules(view: TreeView) -> list[tuple[str, str]]:
-    """Keys and values with what they mean, in the order in which credit comes about; unknown keys come last.
+    """Return keys and values with what they mean, in the order in which credit comes about; unknown keys come last.
 
     Args:
         view: the tree.
@@ -134,7 +129,7 @@ def _glossed(named: Mapping[str, Any], glosses: Mapping[str, Gloss]) -> list[tup
 
 
 def _said(value: Any, gloss: Gloss | None) -> str:
-    """A value as people write it, and what it means where that is known."""
+    """Return a value as people write it, and what it means where that is known."""
     size = finite(value)
     text = {True: "yes", False: "no", None: "–"}.get(value, str(value)) if size is None else _number(size)
     if value is None or gloss is None:
@@ -143,7 +138,7 @@ def _said(value: Any, gloss: Gloss | None) -> str:
         return f"{text}: {gloss(size or 0.0)}"
     if value in gloss:
         return f"{text}: {gloss[value]}"
-    return f"{text}: {OWN_RULE}" if gloss is RULE["reward"] and ":" in text else text
+    return f"{text}: {OWN.meaning}" if gloss is RULE["reward"] and ":" in text else text
 
 
 def _number(value: float) -> str:

@@ -211,7 +211,7 @@ def _splits(view: TreeView) -> list[Split]:
     """Return the nodes of which two children or more have a value."""
     splits = []
     for node in view.record.nodes:
-        below = [child for child in view.below(node) if child.drawn and known(child.value)]
+        below = [child for child in view.below(node) if child.sampled and known(child.value)]
         if len(below) > 1:
             splits.append((node, sorted(below, key=lambda child: -number(child.value))))
     return splits
@@ -303,10 +303,10 @@ def lesson(view: TreeView) -> Section | None:
         return f"noise level {facts['Noise level']}, {facts['Length of the direction']}"
 
     facts += naming("Longest directions, at", active, length)
-    strip = next((node for node in active if node.pushed and node.pushed.before and node.pushed.aim), None)
-    note = "" if strip is None else f"Shown: the prediction at {view.names[strip.id]}."
-    strip_id = None if strip is None else strip.id
-    return Section("splits", "What the splits teach", facts, TEXTS["splits"], note=note, strip=strip_id)
+    effects = [(node.id, node.update_effect) for node in active]
+    strip = next((id for id, effect in effects if effect and effect.before and effect.aim), None)
+    note = "" if strip is None else f"Shown: the prediction at {view.names[strip]}."
+    return Section("splits", "What the splits teach", facts, TEXTS["splits"], note=note, strip=strip)
 
 
 def reckoning(view: TreeView) -> Section:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Sequence
 
+from diffrl.credit.rules import recorded_rule
 from diffrl.gallery.trees.facts import against, amount, split_facts
 from diffrl.gallery.trees.numbers import NOTHING, compact, known, number, push
 from diffrl.gallery.trees.sections import Fact, Section, counts, fact, naming
@@ -51,8 +52,9 @@ def _predictions(view: TreeView) -> list[Fact]:
     """Tell how many predictions went along their directions, and how far those of the longest went."""
     if not view.trains_splits:
         return []
-    active = [node for node in view.splits if view.split_trains(node) == "yes" and node.pushed]
-    along = [number(node.pushed.cosine) > 0 for node in active if node.pushed and known(node.pushed.cosine)]
+    active = [node for node in view.splits if view.split_trains(node) == "yes"]
+    cosines = [node.update_effect.cosine for node in active if node.update_effect]
+    along = [number(cosine) > 0 for cosine in cosines if known(cosine)]
 
     def far(node: TreeNode) -> str:
         facts = {one.label: one.value + one.note for one in split_facts(view, node)}
@@ -128,7 +130,7 @@ def _size(edge: TreeNode) -> float:
 def idle(view: TreeView) -> Section:
     """Tell what trains nothing, and why."""
     rows: Rows = [
-        ("Candidates only explored", sum(not node.drawn for node in view.leaves)),
+        ("Candidates only explored", sum(not node.sampled for node in view.leaves)),
         ("Images only to check the ranking", len(view.sampled_leaves) - len(view.samples)),
     ]
     rows += _whole_prompt(view) or [*_equal_rewards(view), *_idle_steps(view), *_idle_images(view)]
@@ -227,7 +229,7 @@ def _idle_images(view: TreeView) -> Rows:
 def _single_child_splits(view: TreeView) -> int:
     """Count splits of which one branch is left, where credit rests on the difference between branches."""
     rule = view.record.rule
-    stepwise = rule.get("reward") in ("incremental", "turning_point")
+    stepwise = recorded_rule(rule.get("reward")).differences
     if rule.get("value", "leaves") != "leaves" or not (stepwise or rule.get("normalise") == "siblings"):
         return 0
     alive = [

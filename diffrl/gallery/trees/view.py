@@ -50,7 +50,7 @@ class TreeView:
     @cached_property
     def sampled_leaves(self) -> list[TreeNode]:
         """Leaves that exist in the training precision, audits and failures included."""
-        return [node for node in self.leaves if node.drawn]
+        return [node for node in self.leaves if node.sampled]
 
     @cached_property
     def scored(self) -> list[TreeNode]:
@@ -66,13 +66,13 @@ class TreeView:
     @cached_property
     def edges(self) -> list[TreeNode]:
         """Steps in the training precision, by the node in which they end."""
-        return [node for node in self.record.nodes if node.parent is not None and node.drawn]
+        return [node for node in self.record.nodes if node.parent is not None and node.sampled]
 
     @cached_property
     def splits(self) -> list[TreeNode]:
         """Nodes whose split could have trained, those of the longest direction first."""
-        nodes = [node for node in self.record.nodes if node.pushed is not None]
-        return sorted(nodes, key=lambda node: -number(node.pushed and node.pushed.size))
+        nodes = [node for node in self.record.nodes if node.update_effect is not None]
+        return sorted(nodes, key=lambda node: -number(node.update_effect and node.update_effect.size))
 
     def parent(self, node: TreeNode) -> TreeNode | None:
         """Return the node above; None of a root."""
@@ -94,7 +94,7 @@ class TreeView:
         leaves, waiting = [], [node.id]
         while waiting:
             one = self.record.nodes[waiting.pop()]
-            leaves += [one] if one.leaf is not None and one.drawn else []
+            leaves += [one] if one.leaf is not None and one.sampled else []
             waiting += self.children.get(one.id, ())
         return leaves
 
@@ -113,7 +113,7 @@ class TreeView:
         return number(node.value) - number(above.value)
 
     def parts_below(self, node: TreeNode) -> dict[str, float]:
-        """Average the parts of rewards over the usable images below a node, by the part's own name.
+        """Return average the parts of rewards over the usable images below a node, by the part's own name.
 
         Rewards that share a part ("shapes/count", "shapes_strict/count") name it once; what sums the others up
         ("strict", "partial") is no part.
@@ -182,7 +182,7 @@ class TreeView:
 
     def split_trains(self, node: TreeNode | None) -> str:
         """Return the same of a node's split: whether it has a direction to train along."""
-        effect = node.pushed if node is not None else None
+        effect = node.update_effect if node is not None else None
         if effect is None:
             return "no"
         return _trains(effect.trained, number(effect.size) > 0 or not known(effect.size), True)
@@ -197,7 +197,7 @@ class TreeView:
 
     def idle_split(self, node: TreeNode) -> str:
         """Return why a split has no direction; "" where it has one, and where splits do not train."""
-        effect = node.pushed
+        effect = node.update_effect
         if effect is None or self.split_trains(node) == "yes":
             return ""
         if effect.children < 2:
@@ -211,16 +211,16 @@ class TreeView:
     def weight(self, node: TreeNode) -> float | None:
         """Return a branch's weight in the direction of the split that it leaves; None where it was not compared."""
         above = self.parent(node)
-        if above is None or above.pushed is None:
+        if above is None or above.update_effect is None:
             return None
-        pulls = above.pushed.pulls
+        pulls = above.update_effect.pulls
         below = [pulls[leaf.id] for leaf in self.leaves_below(node) if leaf.id in pulls]
         return sum(below) if below else None
 
     def weights(self, leaf: TreeNode) -> list[tuple[TreeNode, float]]:
         """Return the splits on the way to an image, with its weight in the direction of each."""
-        above = [node for node in self.path(leaf) if node.pushed is not None]
-        return [(node, node.pushed.pulls[leaf.id]) for node in above if node.pushed and leaf.id in node.pushed.pulls]
+        above = [(node, node.update_effect) for node in self.path(leaf)]
+        return [(node, effect.pulls[leaf.id]) for node, effect in above if effect and leaf.id in effect.pulls]
 
     def strength(self, node: TreeNode) -> float | None:
         """Return what a step's line shows: its advantage; where splits train, its branch's weight."""
@@ -255,7 +255,7 @@ def verdict(record: TreeRecord) -> str | None:
     """
     values: dict[str, set[float]] = {}
     for node in record.nodes:
-        if node.leaf is not None and node.drawn:
+        if node.leaf is not None and node.sampled:
             for name, raw in node.leaf.rewards.items():
                 if raw is not None:
                     values.setdefault(name, set()).add(raw)

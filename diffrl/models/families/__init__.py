@@ -34,7 +34,7 @@ FAMILIES: Mapping[str, Family] = {file.FAMILY.name: file.FAMILY for file in FILE
 
 
 def find_family(name: str) -> Family:
-    """The facts of a family: of a name above, or of "module:Adapter", whose attribute `family` holds them.
+    """Return the facts of a family: of a name above, or of "module:Adapter", whose attribute `family` holds them.
 
     Raises:
         ConfigError: no such family, or an adapter that says nothing of itself.

@@ -6,21 +6,12 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 from diffrl.models.adapter import Conditioning
-from diffrl.models.architecture import Architecture
 from diffrl.models.family import ADDED_QKV, JOINT_ATTENTION, QKV, Family, comfyui_as_diffusers
-from diffrl.models.geometry import Activations, Geometry, Size, packed_geometry
 from diffrl.models.picture_adapters import PackedPictureAdapter
 from diffrl.models.text_encoders import CLIP, TextEncoder
 
 if TYPE_CHECKING:
     from torch import Tensor
-
-
-def read_sizes(found: Architecture, size: Size) -> Geometry:
-    """Sizes of a pipeline; text and picture pass through the blocks together."""
-    network = found.configs["transformer"]
-    text = size.text_tokens * network["joint_attention_dim"] + network["pooled_projection_dim"]
-    return packed_geometry(found, size, text, Activations(saved=12.8, forward=17.1, backward=23.2))
 
 
 ATTENTION = {
@@ -87,7 +78,6 @@ FAMILY = Family(
         "": ("", EMBEDDERS | ENDS),
     },
     text_encoders=(CLIP, TextEncoder("tokenizer_2", "T5")),
-    geometry=read_sizes,
 )
 
 
@@ -97,7 +87,7 @@ class FluxAdapter(PackedPictureAdapter):
     family = FAMILY
 
     def encode_prompts(self, prompts: Sequence[str]) -> Conditioning:
-        """T5 embeddings (B, L, D) and CLIP's pooled (B, P)."""
+        """Return T5 embeddings (B, L, D) and CLIP's pooled (B, P)."""
         with self.on_device("text_encoder") as device:
             embeds, pooled, _ = self.pipeline.encode_prompt(
                 prompt=list(prompts), prompt_2=None, device=device, max_sequence_length=self.max_sequence_length
@@ -105,7 +95,7 @@ class FluxAdapter(PackedPictureAdapter):
         return {"prompt_embeds": embeds, "pooled": pooled}
 
     def predict(self, latents: Tensor, sigma: Tensor, conditioning: Conditioning, guidance_scale: float) -> Tensor:
-        """Velocity (B, h w / 4, 4 C); a network without guidance embedding takes no notice of the scale."""
+        """Return velocity (B, h w / 4, 4 C); a network without guidance embedding takes no notice of the scale."""
         embeds = conditioning["prompt_embeds"]
         guided = self.pipeline.transformer.config.guidance_embeds
         output: Tensor = self.transformer(
@@ -121,7 +111,7 @@ class FluxAdapter(PackedPictureAdapter):
         return output
 
     def _image_ids(self, like: Tensor) -> Tensor:
-        """Places (h w / 4, 3) of the tokens, on the device of some latents."""
+        """Return places (h w / 4, 3) of the tokens, on the device of some latents."""
         _, rows, columns = self.latent_shape
         ids: Tensor = self.pipeline._prepare_latent_image_ids(1, rows // 2, columns // 2, like.device, like.dtype)
         return ids
@@ -131,7 +121,7 @@ TINY_SETTINGS = {"max_sequence_length": 12, "height": 32, "width": 32}
 
 
 def build_tiny(words: Sequence[str]) -> Any:
-    """A `FluxPipeline` for 32 x 32 pictures with embedded guidance."""
+    """Return a `FluxPipeline` for 32 x 32 pictures with embedded guidance."""
     from diffusers import FlowMatchEulerDiscreteScheduler, FluxPipeline, FluxTransformer2DModel
 
     from diffrl.models import tiny

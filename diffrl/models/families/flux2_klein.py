@@ -7,23 +7,14 @@ from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from diffrl.models.adapter import Conditioning, DrawNoise
-from diffrl.models.architecture import Architecture
 from diffrl.models.families.flux import ATTENTION, EMBEDDERS, ENDS
 from diffrl.models.family import JOINT_ATTENTION, Family, comfyui_as_diffusers
-from diffrl.models.geometry import Activations, Geometry, Size, packed_geometry
 from diffrl.models.picture_adapters import PackedPictureAdapter
 from diffrl.models.schedulers import shifted_sigmas
 from diffrl.models.text_encoders import TextEncoder, chat_length
 
 if TYPE_CHECKING:
     from torch import Tensor
-
-
-def read_sizes(found: Architecture, size: Size) -> Geometry:
-    """Sizes of a pipeline; text and picture pass through the blocks together."""
-    network = found.configs["transformer"]
-    text = 2 * size.text_tokens * network["joint_attention_dim"]
-    return packed_geometry(found, size, text, Activations(saved=17.6, forward=30.3, backward=36.3))
 
 
 MODULATION_LAYERS = ("double_stream_modulation_img", "double_stream_modulation_txt", "single_stream_modulation")
@@ -66,7 +57,6 @@ FAMILY = Family(
         "": ("", {k: (v.replace("time_text", "time_guidance"),) for k, (v,) in EMBEDDERS.items()} | ENDS | MODULATIONS),
     },
     text_encoders=(TextEncoder("tokenizer", "Qwen3", partial(chat_length, enable_thinking=False)),),
-    geometry=read_sizes,
 )
 
 
@@ -80,7 +70,7 @@ class Flux2KleinAdapter(PackedPictureAdapter):
     family = FAMILY
 
     def encode_prompts(self, prompts: Sequence[str]) -> Conditioning:
-        """Embeddings (B, L, 3 D) of the prompts and of the empty prompt."""
+        """Return embeddings (B, L, 3 D) of the prompts and of the empty prompt."""
         with self.on_device("text_encoder"):
             return self.with_empty(self._encode(list(prompts)), {} if self.empty_prompt_cached else self._encode([""]))
 
@@ -91,7 +81,7 @@ class Flux2KleinAdapter(PackedPictureAdapter):
         return {"prompt_embeds": embeds}
 
     def init_latents(self, draw: DrawNoise) -> Tensor:
-        """Unit normal latents of 2 x 2 patches, packed: (B, h w / 4, 4 C) float32."""
+        """Return unit normal latents of 2 x 2 patches, packed: (B, h w / 4, 4 C) float32."""
         channels, rows, columns = self.latent_shape
         noise = draw((4 * channels, rows // 2, columns // 2)).float().to(self.placement.device)
         packed: Tensor = self.pipeline._pack_latents(noise)
@@ -112,13 +102,13 @@ class Flux2KleinAdapter(PackedPictureAdapter):
         return unpacked
 
     def sigmas(self, steps: int) -> Tensor:
-        """Evenly spaced levels, shifted by the numbers of picture tokens and of steps."""
+        """Return evenly spaced levels, shifted by the numbers of picture tokens and of steps."""
         from diffusers.pipelines.flux2.pipeline_flux2_klein import compute_empirical_mu
 
         return shifted_sigmas(self.pipeline.scheduler, steps, mu=compute_empirical_mu(self.tokens, steps))
 
     def predict(self, latents: Tensor, sigma: Tensor, conditioning: Conditioning, guidance_scale: float) -> Tensor:
-        """Velocity (B, h w / 4, 4 C)."""
+        """Return velocity (B, h w / 4, 4 C)."""
         embeds, device = conditioning["prompt_embeds"], latents.device
         output: Tensor = self.transformer(
             hidden_states=latents,
@@ -132,12 +122,12 @@ class Flux2KleinAdapter(PackedPictureAdapter):
         return output
 
     def _text_ids(self, embeds: Tensor) -> Tensor:
-        """Places (L, 4) of a prompt's tokens, on the device of its embeddings."""
+        """Return places (L, 4) of a prompt's tokens, on the device of its embeddings."""
         ids: Tensor = self.pipeline._prepare_text_ids(embeds[:1])[0]
         return ids.to(embeds.device)
 
     def _image_ids(self, like: Tensor) -> Tensor:
-        """Places (h w / 4, 4) of the tokens, on the device of some latents."""
+        """Return places (h w / 4, 4) of the tokens, on the device of some latents."""
         _, rows, columns = self.latent_shape
         ids: Tensor = self.pipeline._prepare_latent_ids(like.new_empty(1, 1, rows // 2, columns // 2))[0]
         return ids.to(like.device)

@@ -8,26 +8,12 @@ from typing import TYPE_CHECKING, Any
 
 from diffrl.functional.guidance import beside
 from diffrl.models.adapter import Conditioning
-from diffrl.models.architecture import Architecture
 from diffrl.models.editing import PackedEditingAdapter
 from diffrl.models.families import flux
-from diffrl.models.geometry import Geometry, Size
 
 if TYPE_CHECKING:
     import torch
     from torch import Tensor
-
-
-def read_sizes(found: Architecture, size: Size) -> Geometry:
-    """Sizes of a pipeline; the source's tokens pass through the blocks with the others, and are kept with a prompt."""
-    drawn = flux.read_sizes(found, size)
-    source = drawn.tokens - size.text_tokens
-    return replace(
-        drawn,
-        tokens=drawn.tokens + source,
-        source_tokens=source,
-        encoding_elements=drawn.encoding_elements + drawn.latent_elements,
-    )
 
 
 FAMILY = replace(
@@ -39,7 +25,6 @@ FAMILY = replace(
     sol_rl_exclude=(),
     edits=True,
     true_cfg_scale=1.0,
-    geometry=read_sizes,
 )
 
 
@@ -75,11 +60,11 @@ class FluxKontextAdapter(PackedEditingAdapter, flux.FluxAdapter):
 
     @classmethod
     def options(cls) -> tuple[str, ...]:
-        """What a pipeline's own settings file may hold: no guidance, which plans have to know of."""
+        """Return what a pipeline's own settings file may hold: no guidance, which plans have to know of."""
         return tuple(name for name in super().options() if name != "true_cfg_scale")
 
     def calls_per_step(self, guidance_scale: float) -> int:
-        """Two with true classifier-free guidance, whatever the other one is."""
+        """Return two with true classifier-free guidance, whatever the other one is."""
         return 2 if beside(guidance_scale, self.true_cfg_scale) > 1 else 1
 
     def guide(self, unconditional: Tensor, conditional: Tensor, guidance_scale: float) -> Tensor:
@@ -87,7 +72,7 @@ class FluxKontextAdapter(PackedEditingAdapter, flux.FluxAdapter):
         return super().guide(unconditional, conditional, beside(guidance_scale, self.true_cfg_scale))
 
     def encode_prompts(self, prompts: Sequence[str]) -> Conditioning:
-        """T5 embeddings (B, L, D) and CLIP's pooled (B, P), with true guidance those of the empty prompt too."""
+        """Return T5 embeddings (B, L, D) and CLIP's pooled (B, P), with true guidance those of the empty prompt too."""
         if self.true_cfg_scale <= 1:
             return super().encode_prompts(prompts)
         with self.on_device("text_encoder"):
@@ -95,7 +80,7 @@ class FluxKontextAdapter(PackedEditingAdapter, flux.FluxAdapter):
             return self.with_empty(conditioning, {} if self.empty_prompt_cached else super().encode_prompts([""]))
 
     def stock_call(self) -> Mapping[str, Any]:
-        """Sizes: the stock call would draw about a million pixels, and take a source of as many."""
+        """Return sizes: the stock call would draw about a million pixels, and take a source of as many."""
         height, width = self.height, self.width
         return {"height": height, "width": width, "max_area": height * width, "_auto_resize": False}
 

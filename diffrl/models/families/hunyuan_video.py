@@ -8,9 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from diffrl.errors import ConfigError
 from diffrl.models.adapter import Conditioning
-from diffrl.models.architecture import Architecture
 from diffrl.models.family import ADDED_QKV, JOINT_ATTENTION, QKV, Family
-from diffrl.models.geometry import Activations, Geometry, Size, network_width
 from diffrl.models.pipeline import PipelineAdapter, require_frames, require_multiple
 from diffrl.models.schedulers import shifted_sigmas
 from diffrl.models.text_encoders import TextEncoder, plain_length
@@ -25,55 +23,6 @@ GLYPH_TOKENS = 256
 """Bytes of the texts in quotation marks; the pipeline pads to it."""
 
 
-def activations(tokens: int, width: int) -> Activations:
-    """What a block holds: of tokens, and of the masks of all pairs of them, which diffusers' attention makes in full.
-
-    Measured as the other families', with 4,022 to 25,952 tokens: forward passes are largest in the feed-forward layer
-    or, of long videos, in the masks.
-
-    Args:
-        tokens: of a sample.
-        width: of the network.
-    """
-    pairs = tokens / width  # one number for each pair, in multiples of the width for each token
-    forward, backward = max(10 + 0.83 * pairs, 6.6 + 2 * pairs), max(25.8 + 1.03 * pairs, 16.4 + 2 * pairs)
-    return Activations(saved=18 + pairs, forward=forward, backward=backward)
-
-
-def read_sizes(found: Architecture, size: Size) -> Geometry:
-    """Sizes of a pipeline for prompts that fill their places; all frames are decoded at once."""
-    network, vae = found.configs["transformer"], found.configs["vae"]
-    scale, period = vae["spatial_compression_ratio"], vae["temporal_compression_ratio"]
-    height, width = size.height, size.width
-    if height is None or width is None:
-        own = own_size(scale, network["target_size"])
-        height, width = height or own[0], width or own[1]
-    rows, columns, frames = height // scale, width // scale, ((size.frames or STOCK_FRAMES) - 1) // period + 1
-    patch = network["patch_size"]
-    video = (frames // network["patch_size_t"]) * (rows // patch) * (columns // patch)
-    tokens, pixels = video + size.text_tokens + GLYPH_TOKENS, rows * columns * scale**2
-    every = (frames - 1) * period + 1
-    held = DECODER_MAPS * vae["block_out_channels"][0] * every
-    text = size.text_tokens * (network["text_embed_dim"] + 1) + GLYPH_TOKENS * (network["text_embed_2_dim"] + 1)
-    return Geometry(
-        vae["latent_channels"] * frames * rows * columns,
-        pixels * every,
-        tokens,
-        network_width(network),
-        network["num_layers"],
-        2 * text,  # with the masks
-        int(held * pixels),
-        int(held * min(pixels, TILE**2)),
-        activations(tokens, network_width(network)),
-        text_tokens=(size.text_tokens, GLYPH_TOKENS),
-    )
-
-
-DECODER_MAPS, TILE = 7.02, 256
-"""Most that the decoder holds at once, in maps of its last block's channels at full resolution, of all frames; and the
-side of a tile."""
-
-
 def own_size(scale: int, target: int) -> tuple[int, int]:
     """Height and width that the stock call takes: those of 16 : 9 with as many pixels as a square of side `target`."""
     from diffusers.pipelines.hunyuan_video1_5.image_processor import HunyuanVideo15ImageProcessor
@@ -83,7 +32,7 @@ def own_size(scale: int, target: int) -> tuple[int, int]:
 
 
 def _text_length(tokenizer: Any, text: str) -> int:
-    """Tokens of a prompt in the stock pipeline's chat template, behind its beginning, which is cut off."""
+    """Return tokens of a prompt in the stock pipeline's chat template, behind its beginning, which is cut off."""
     from diffusers.pipelines.hunyuan_video1_5 import pipeline_hunyuan_video1_5 as stock
 
     options = inspect.signature(stock.HunyuanVideo15Pipeline._get_mllm_prompt_embeds).parameters
@@ -93,7 +42,7 @@ def _text_length(tokenizer: Any, text: str) -> int:
 
 
 def _glyph_length(tokenizer: Any, text: str) -> int:
-    """Tokens, bytes, of what stands in quotes; 0 if nothing does."""
+    """Return tokens, bytes, of what stands in quotes; 0 if nothing does."""
     from diffusers.pipelines.hunyuan_video1_5.pipeline_hunyuan_video1_5 import extract_glyph_texts
 
     glyphs = extract_glyph_texts(text)
@@ -154,7 +103,6 @@ FAMILY = Family(
         TextEncoder("tokenizer", "Qwen2.5-VL", _text_length),
         TextEncoder("tokenizer_2", "ByT5, of quoted texts", _glyph_length, limit=256, per_character=10),
     ),
-    geometry=read_sizes,
 )
 
 
@@ -196,7 +144,7 @@ class HunyuanVideoAdapter(PipelineAdapter):
         self.latent_shape = (channels, (frames - 1) // period + 1, height // scale, width // scale)
 
     def sigmas(self, steps: int) -> Tensor:
-        """Evenly spaced levels, shifted by the scheduler's number; see `shifted_sigmas`."""
+        """Return evenly spaced levels, shifted by the scheduler's number; see `shifted_sigmas`."""
         return shifted_sigmas(self.pipeline.scheduler, steps)
 
     def encode_prompts(self, prompts: Sequence[str]) -> Conditioning:
@@ -216,7 +164,7 @@ class HunyuanVideoAdapter(PipelineAdapter):
         return {"prompt_embeds": embeds, "mask": mask.bool(), "glyph_embeds": embeds_2, "glyph_mask": mask_2.bool()}
 
     def predict(self, latents: Tensor, sigma: Tensor, conditioning: Conditioning, guidance_scale: float) -> Tensor:
-        """Velocity (B, 32, f, h, w).
+        """Return velocity (B, 32, f, h, w).
 
         The network also takes an image: its latents and a mask as further channels, and its tokens. From text alone the
         stock pipeline gives zeros and masks the 729 tokens in every block; here there are none. Padding that all rows
@@ -245,7 +193,7 @@ class HunyuanVideoAdapter(PipelineAdapter):
 
 
 def _until_end(embeds: Tensor, mask: Tensor) -> tuple[Tensor, Tensor]:
-    """Embeddings (B, L, D) and their masks (B, L) up to the last place that any row takes."""
+    """Return embeddings (B, L, D) and their masks (B, L) up to the last place that any row takes."""
     longest = int(mask.sum(dim=1).max())
     return embeds[:, :longest], mask[:, :longest]
 
@@ -273,7 +221,7 @@ TINY_SETTINGS = {"max_sequence_length": 20, "height": 32, "width": 32, "frames":
 
 
 def build_tiny(words: Sequence[str]) -> Any:
-    """A `HunyuanVideo15Pipeline` for 32 x 32 videos of 4 n + 1 frames.
+    """Return a `HunyuanVideo15Pipeline` for 32 x 32 videos of 4 n + 1 frames.
 
     Each of `words` is a single token but for a prompt's first.
     """

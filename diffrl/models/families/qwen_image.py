@@ -7,9 +7,7 @@ from functools import cache
 from typing import TYPE_CHECKING, Any
 
 from diffrl.models.adapter import Conditioning
-from diffrl.models.architecture import Architecture
 from diffrl.models.family import JOINT_ATTENTION, Family, comfyui_as_diffusers
-from diffrl.models.geometry import Activations, Geometry, Size, decoder_elements, latent_grid, network_width
 from diffrl.models.picture_adapters import PackedPictureAdapter
 from diffrl.models.text_encoders import TextEncoder, plain_length
 
@@ -20,37 +18,16 @@ if TYPE_CHECKING:
 NOTHING = " "
 """What the model's makers give as the negative prompt for classifier-free guidance."""
 
-STOCK_SIDE = 1024
-"""Height and width that the stock call takes, in pixels."""
-
-
-def read_sizes(found: Architecture, size: Size) -> Geometry:
-    """Sizes of a pipeline; text and picture pass through the blocks together."""
-    network, vae = found.configs["transformer"], found.configs["vae"]
-    scale = 2 ** len(vae["temperal_downsample"])
-    rows, columns = latent_grid(size, STOCK_SIDE, scale)
-    patches, pixels = (rows // 2) * (columns // 2), rows * columns * scale**2
-    return Geometry(
-        network["in_channels"] * patches,
-        pixels,
-        patches + size.text_tokens,
-        network_width(network),
-        network["num_layers"],
-        2 * size.text_tokens * (network["joint_attention_dim"] + 1),  # and the mask
-        *decoder_elements(vae, pixels, still=True),
-        Activations(saved=18, forward=13.6, backward=24.7),
-    )
-
 
 def _text_length(tokenizer: Any, text: str) -> int:
-    """Tokens of a prompt in the stock pipeline's chat template, behind its beginning, which is cut off."""
+    """Return tokens of a prompt in the stock pipeline's chat template, behind its beginning, which is cut off."""
     template, start = _template()
     return plain_length(tokenizer, template.format(text)) - start
 
 
 @cache
 def _template() -> tuple[str, int]:
-    """The stock pipeline's chat template, and how many of its tokens are cut off."""
+    """Return the stock pipeline's chat template, and how many of its tokens are cut off."""
     from diffusers import QwenImagePipeline
 
     stock = QwenImagePipeline(None, None, None, None, None)
@@ -70,7 +47,6 @@ FAMILY = Family(
     exclude=("img_in", "txt_in", "time_text_embed", "img_mod", "txt_mod", "norm_out", "proj_out"),
     comfyui=comfyui_as_diffusers,
     text_encoders=(TextEncoder("tokenizer", "Qwen2.5-VL", _text_length),),
-    geometry=read_sizes,
 )
 
 
@@ -103,7 +79,7 @@ class QwenImageAdapter(PackedPictureAdapter):
             return self.with_empty(tensors, {} if self.empty_prompt_cached else self._encode([NOTHING]))
 
     def _encode(self, prompts: list[str]) -> dict[str, Tensor]:
-        """The stock encoding, as long as the longest of `prompts`, padded to `max_sequence_length`."""
+        """Return the stock encoding, as long as the longest of `prompts`, padded to `max_sequence_length`."""
         embeds, mask = self.pipeline.encode_prompt(
             prompts, device=self.placement.device, max_sequence_length=self.max_sequence_length
         )
@@ -111,14 +87,14 @@ class QwenImageAdapter(PackedPictureAdapter):
         return self.padded(embeds, mask)
 
     def padded(self, embeds: Tensor, mask: Tensor) -> dict[str, Tensor]:
-        """Embeddings (B, L, D) and masks (B, L), padded to `max_sequence_length` or cut there."""
+        """Return embeddings (B, L, D) and masks (B, L), padded to `max_sequence_length` or cut there."""
         from torch.nn.functional import pad
 
         missing = self.max_sequence_length - embeds.shape[1]
         return {"prompt_embeds": pad(embeds, (0, 0, 0, missing)), "mask": pad(mask.bool(), (0, missing))}
 
     def predict(self, latents: Tensor, sigma: Tensor, conditioning: Conditioning, guidance_scale: float) -> Tensor:
-        """Velocity (B, h w / 4, 4 C)."""
+        """Return velocity (B, h w / 4, 4 C)."""
         _, rows, columns = self.latent_shape
         output: Tensor = self.transformer(
             hidden_states=latents,
@@ -147,7 +123,7 @@ TEMPLATE = (
 
 
 def build_tiny(words: Sequence[str], zero_cond_t: bool = False) -> Any:
-    """A `QwenImagePipeline` for 32 x 32 pictures; each of `words` is a single token but for a prompt's first.
+    """Return a `QwenImagePipeline` for 32 x 32 pictures; each of `words` is a single token but for a prompt's first.
 
     Args:
         words: what prompts are made of.

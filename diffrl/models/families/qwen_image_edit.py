@@ -10,10 +10,8 @@ from typing import TYPE_CHECKING, Any
 
 from diffrl.errors import ConfigError
 from diffrl.models.adapter import Conditioning
-from diffrl.models.architecture import Architecture
 from diffrl.models.editing import PackedEditingAdapter
 from diffrl.models.families import qwen_image
-from diffrl.models.geometry import Activations, Geometry, Size
 from diffrl.models.pipeline import EMPTY
 from diffrl.models.text_encoders import TextEncoder, plain_length
 
@@ -24,28 +22,8 @@ STOCK = "diffusers.pipelines.qwenimage.pipeline_qwenimage_edit_plus"
 """Module of the stock pipeline, which holds the sizes that it scales a source to."""
 
 
-def read_sizes(found: Architecture, size: Size) -> Geometry:
-    """Sizes of a pipeline; the source's tokens pass through the blocks with the others, and are kept with a prompt."""
-    drawn = qwen_image.read_sizes(found, size)
-    source = drawn.tokens - size.text_tokens
-    activations = drawn.activations
-    if found.configs["transformer"].get("zero_cond_t"):
-        activations = MODULATED
-    return replace(
-        drawn,
-        tokens=drawn.tokens + source,
-        source_tokens=source,
-        encoding_elements=drawn.encoding_elements + drawn.latent_elements,
-        activations=activations,
-    )
-
-
-MODULATED = Activations(saved=21.3, forward=15.4, backward=28.5)
-"""Where the source's tokens are modulated by the timestep 0, shifts, scales and gates stand for every token."""
-
-
 def _text_length(processor: Any, text: str) -> int:
-    """Tokens of a prompt and of a square image in the chat template, behind its beginning, which is cut off."""
+    """Return tokens of a prompt and of a square image in the chat template, behind its beginning, which is cut off."""
     template, start, side = _template()
     shown = "Picture 1: <|vision_start|><|image_pad|><|vision_end|>"
     return plain_length(processor.tokenizer, template.format(shown + text)) + _image_tokens(processor, side) - start
@@ -63,7 +41,7 @@ def _template() -> tuple[str, int, int]:
 
 @lru_cache(maxsize=8)
 def _image_tokens(processor: Any, side: int) -> int:
-    """Tokens that a square image adds to its one placeholder."""
+    """Return tokens that a square image adds to its one placeholder."""
     from PIL import Image
 
     made = processor(text=["<|image_pad|>"], images=[Image.new("RGB", (side, side))])
@@ -80,7 +58,6 @@ FAMILY = replace(
     edits=True,
     empty_sees_source=True,
     text_encoders=(TextEncoder("processor", "Qwen2.5-VL", _text_length),),
-    geometry=read_sizes,
 )
 
 
@@ -110,7 +87,7 @@ class QwenImageEditAdapter(PackedEditingAdapter, qwen_image.QwenImageAdapter):
         }
 
     def encoder_input(self, pixels: Tensor) -> Tensor:
-        """One frame: (1, 3, 1, H, W)."""
+        """Return one frame: (1, 3, 1, H, W)."""
         return pixels.unsqueeze(2)
 
     def _shown(self, source: Tensor) -> Any:
@@ -122,7 +99,7 @@ class QwenImageEditAdapter(PackedEditingAdapter, qwen_image.QwenImageAdapter):
         return self.pipeline.image_processor.resize(to_pil(source), height, width)
 
     def _encode_pair(self, text: str, image: Any) -> dict[str, Tensor]:
-        """The stock encoding of one prompt and its image, padded to `max_sequence_length` or cut there."""
+        """Return the stock encoding of one prompt and its image, padded to `max_sequence_length` or cut there."""
         embeds, _ = self.pipeline.encode_prompt([text], image=[image], device=self.placement.device)
         if text == qwen_image.NOTHING and embeds.shape[1] > self.max_sequence_length:
             raise ConfigError(
@@ -132,7 +109,7 @@ class QwenImageEditAdapter(PackedEditingAdapter, qwen_image.QwenImageAdapter):
         return self.padded(embeds, embeds.new_ones(embeds.shape[:2]))
 
     def stock_call(self) -> Mapping[str, Any]:
-        """The size that is drawn; what a source is scaled to, `stock_preparation` says."""
+        """Return the size that is drawn; what a source is scaled to, `stock_preparation` says."""
         return {"height": self.height, "width": self.width}
 
     def stock_preparation(self) -> str:
@@ -154,7 +131,7 @@ VISION = ("<|vision_start|>", "<|vision_end|>", "<|image_pad|>", "<|video_pad|>"
 
 
 def build_tiny(words: Sequence[str]) -> Any:
-    """A `QwenImageEditPlusPipeline` for 32 x 32 pictures, its source's tokens modulated apart as in 2511."""
+    """Return a `QwenImageEditPlusPipeline` for 32 x 32 pictures, its source's tokens modulated apart as in 2511."""
     from diffusers import QwenImageEditPlusPipeline
     from transformers import Qwen2VLImageProcessor, Qwen2VLProcessor
     from transformers.models.qwen2_vl.video_processing_qwen2_vl import Qwen2VLVideoProcessor

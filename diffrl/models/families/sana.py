@@ -7,9 +7,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 from diffrl.models.adapter import Conditioning
-from diffrl.models.architecture import Architecture
 from diffrl.models.family import Family
-from diffrl.models.geometry import Activations, Geometry, Size, decoder_elements, latent_grid, network_width
 from diffrl.models.picture_adapters import PictureAdapter
 from diffrl.models.text_encoders import TextEncoder, plain_length
 
@@ -17,25 +15,8 @@ if TYPE_CHECKING:
     from torch import Tensor
 
 
-def read_sizes(found: Architecture, size: Size) -> Geometry:
-    """Sizes of a pipeline; the picture alone passes through the blocks."""
-    network, vae = found.configs["transformer"], found.configs["vae"]
-    scale = 2 ** (len(vae["encoder_block_out_channels"]) - 1)
-    rows, columns = latent_grid(size, network["sample_size"] * scale, scale)
-    return Geometry(
-        network["in_channels"] * rows * columns,
-        rows * columns * scale**2,
-        (rows // network["patch_size"]) * (columns // network["patch_size"]),
-        network_width(network),
-        network["num_layers"],
-        2 * size.text_tokens * (network["caption_channels"] + 1),
-        *decoder_elements(vae, rows * columns * scale**2),
-        Activations(saved=39, forward=14.7, backward=44.3),
-    )
-
-
 def _text_length(tokenizer: Any, text: str) -> int:
-    """Tokens of a prompt behind the instruction, which comes before it in the stock pipeline."""
+    """Return tokens of a prompt behind the instruction, which comes before it in the stock pipeline."""
     from diffusers import SanaPipeline
 
     call = inspect.signature(SanaPipeline.__call__).parameters
@@ -63,7 +44,6 @@ FAMILY = Family(
     distilled=(*Family.distilled, "sprint"),
     masks_prompts=True,
     text_encoders=(TextEncoder("tokenizer", "Gemma", _text_length),),
-    geometry=read_sizes,
 )
 
 
@@ -77,7 +57,7 @@ class SanaAdapter(PictureAdapter):
     family = FAMILY
 
     def encode_prompts(self, prompts: Sequence[str]) -> Conditioning:
-        """Embeddings (B, L, D) and masks (B, L) of the prompts, and of the empty prompt for guidance."""
+        """Return embeddings (B, L, D) and masks (B, L) of the prompts, and of the empty prompt for guidance."""
         call = inspect.signature(type(self.pipeline).__call__).parameters
         with self.on_device("text_encoder") as device:
             embeds, mask, negative, negative_mask = self.pipeline.encode_prompt(
@@ -91,7 +71,7 @@ class SanaAdapter(PictureAdapter):
         return self.with_empty(tensors, {"prompt_embeds": negative, "mask": negative_mask})
 
     def predict(self, latents: Tensor, sigma: Tensor, conditioning: Conditioning, guidance_scale: float) -> Tensor:
-        """Velocity (B, C, h, w); what a network predicts beside it (learned variance) is left out."""
+        """Return velocity (B, C, h, w); what a network predicts beside it (learned variance) is left out."""
         config = self.pipeline.transformer.config
         output: Tensor = self.transformer(
             latents,
@@ -107,7 +87,7 @@ TINY_SETTINGS = {"max_sequence_length": 12, "height": 32, "width": 32}
 
 
 def build_tiny(words: Sequence[str]) -> Any:
-    """A `SanaPipeline` for 32 x 32 pictures: Gemma 2, DC-AE and DPM-Solver++ as in SANA."""
+    """Return a `SanaPipeline` for 32 x 32 pictures: Gemma 2, DC-AE and DPM-Solver++ as in SANA."""
     from diffusers import AutoencoderDC, DPMSolverMultistepScheduler, SanaPipeline
     from transformers import Gemma2Config, Gemma2Model
 
@@ -152,7 +132,7 @@ def build_tiny(words: Sequence[str]) -> Any:
 
 
 def build_tiny_transformer() -> Any:
-    """Two blocks over a token for each latent pixel."""
+    """Return two blocks over a token for each latent pixel."""
     from diffusers import SanaTransformer2DModel
 
     return SanaTransformer2DModel(

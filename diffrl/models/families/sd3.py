@@ -8,36 +8,12 @@ from typing import TYPE_CHECKING, Any
 
 from diffrl.errors import ConfigError
 from diffrl.models.adapter import Conditioning
-from diffrl.models.architecture import Architecture
 from diffrl.models.family import ADDED_QKV, JOINT_ATTENTION, QKV, Family, comfyui_as_diffusers
-from diffrl.models.geometry import Activations, Geometry, Size, decoder_elements, latent_grid, network_width
 from diffrl.models.picture_adapters import PictureAdapter
 from diffrl.models.text_encoders import CLIP, TextEncoder
 
 if TYPE_CHECKING:
     from torch import Tensor
-
-CLIP_TOKENS = 77
-
-
-def read_sizes(found: Architecture, size: Size) -> Geometry:
-    """Sizes of a pipeline; text and picture pass through the blocks together."""
-    network, vae = found.configs["transformer"], found.configs["vae"]
-    scale = 2 ** (len(vae["block_out_channels"]) - 1)
-    rows, columns = latent_grid(size, network["sample_size"] * scale, scale)
-    text = size.text_tokens + found.configs.get("text_encoder", {}).get("max_position_embeddings", CLIP_TOKENS)
-    dual = len(network.get("dual_attention_layers") or ())  # the first blocks of SD3.5 Medium have a second attention
-    return Geometry(
-        network["in_channels"] * rows * columns,
-        rows * columns * scale**2,
-        (rows // network["patch_size"]) * (columns // network["patch_size"]) + text,
-        network_width(network),
-        network["num_layers"],
-        2 * (text * network["joint_attention_dim"] + network["pooled_projection_dim"]),
-        *decoder_elements(vae, rows * columns * scale**2),
-        Activations(18.2 + 8.9 * dual / network["num_layers"], *((12, 21.2) if dual else (11, 22.8))),
-    )
-
 
 BLOCK = {
     "x_block.attn.qkv": QKV,
@@ -91,7 +67,6 @@ FAMILY = Family(
     comfyui=comfyui_as_diffusers,
     original={"joint_blocks": ("transformer_blocks", BLOCK), "": ("", ENDS)},
     text_encoders=(CLIP, replace(CLIP, part="tokenizer_2", name="CLIP-G"), TextEncoder("tokenizer_3", "T5")),
-    geometry=read_sizes,
 )
 
 
@@ -119,7 +94,7 @@ class SD3Adapter(PictureAdapter):
             )
 
     def encode_prompts(self, prompts: Sequence[str]) -> Conditioning:
-        """Embeddings (B, L, D) and pooled (B, P) of the prompts, and of the empty prompt for guidance."""
+        """Return embeddings (B, L, D) and pooled (B, P) of the prompts, and of the empty prompt for guidance."""
         with self.on_device("text_encoder") as device:
             embeds, negative, pooled, negative_pooled = self.pipeline.encode_prompt(
                 prompt=list(prompts),
@@ -133,7 +108,7 @@ class SD3Adapter(PictureAdapter):
         return self.with_empty(tensors, {"prompt_embeds": negative, "pooled": negative_pooled})
 
     def predict(self, latents: Tensor, sigma: Tensor, conditioning: Conditioning, guidance_scale: float) -> Tensor:
-        """Velocity (B, C, h, w)."""
+        """Return velocity (B, C, h, w)."""
         output: Tensor = self.transformer(
             hidden_states=latents,
             timestep=sigma * 1000.0,
@@ -151,7 +126,7 @@ TINY_SETTINGS = {"max_sequence_length": T5_TOKENS}
 
 
 def build_tiny(words: Sequence[str]) -> Any:
-    """A `StableDiffusion3Pipeline` for 32 x 32 pictures.
+    """Return a `StableDiffusion3Pipeline` for 32 x 32 pictures.
 
     `from_pretrained` wants a third text encoder, so there is one: a T5 of 4,000 weights whose last norm is zero, which
     gives the zeros that the stock pipeline puts in place of a missing T5.
@@ -187,7 +162,7 @@ def build_tiny(words: Sequence[str]) -> Any:
 
 
 def build_tiny_vae() -> Any:
-    """32 x 32 x 3 pictures to 8 x 8 x 4 latents."""
+    """Return 32 x 32 x 3 pictures to 8 x 8 x 4 latents."""
     from diffrl.models.tiny import build_vae
 
     return build_vae((16, 32, 64), norm_num_groups=8, shift_factor=0.0)

@@ -6,9 +6,7 @@ from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from diffrl.models.adapter import Conditioning
-from diffrl.models.architecture import Architecture
 from diffrl.models.family import Family
-from diffrl.models.geometry import Activations, Geometry, Size, decoder_elements, latent_grid, network_width
 from diffrl.models.pipeline import PipelineAdapter, require_frames, require_multiple
 from diffrl.models.text_encoders import TextEncoder, plain_length
 
@@ -18,27 +16,6 @@ if TYPE_CHECKING:
 
 STOCK_HEIGHT, STOCK_WIDTH, STOCK_FRAMES = 480, 832, 81
 """What the stock call takes."""
-
-
-def read_sizes(found: Architecture, size: Size) -> Geometry:
-    """Sizes of a pipeline; the video alone passes through the blocks, and is decoded frame by frame."""
-    network, vae = found.configs["transformer"], found.configs["vae"]
-    scale, period = vae.get("scale_factor_spatial") or 8, vae.get("scale_factor_temporal") or 4
-    size = Size(size.height or STOCK_HEIGHT, size.width or STOCK_WIDTH, size.frames or STOCK_FRAMES, size.text_tokens)
-    rows, columns = latent_grid(size, STOCK_HEIGHT, scale)
-    frames = (size.frames - 1) // period + 1
-    _, high, wide = network["patch_size"]
-    pixels = rows * columns * scale**2
-    return Geometry(
-        network["out_channels"] * frames * rows * columns,
-        pixels * ((frames - 1) * period + 1),
-        frames * (rows // high) * (columns // wide),
-        network_width(network),
-        network["num_layers"],
-        2 * size.text_tokens * network["text_dim"],
-        *decoder_elements(vae, pixels),
-        Activations(saved=23.3, forward=16.4, backward=36.3),
-    )
 
 
 COMFYUI = {
@@ -62,14 +39,14 @@ COMFYUI = {
 
 
 def comfyui_key(layer: str) -> str:
-    """The original name, under the prefix that ComfyUI has for layers of any model."""
+    """Return the original name, under the prefix that ComfyUI has for layers of any model."""
     for ours, theirs in COMFYUI.items():
         layer = layer.replace(ours, theirs)
     return f"diffusion_model.{layer}"
 
 
 def _text_length(tokenizer: Any, text: str) -> int:
-    """Tokens of a prompt as the stock pipeline cleans it."""
+    """Return tokens of a prompt as the stock pipeline cleans it."""
     from diffusers.pipelines.wan.pipeline_wan import prompt_clean
 
     return plain_length(tokenizer, prompt_clean(text))
@@ -87,7 +64,6 @@ FAMILY = Family(
     vae_dtype="float32",  # as its makers run it; bfloat16 shows banding
     comfyui=comfyui_key,
     text_encoders=(TextEncoder("tokenizer", "UMT5", _text_length),),
-    geometry=read_sizes,
 )
 
 
@@ -130,7 +106,7 @@ class WanAdapter(PipelineAdapter):
             self.transformer = TwoNetworks(pipeline.transformer, pipeline.transformer_2, boundary * 1000.0)
 
     def encode_prompts(self, prompts: Sequence[str]) -> Conditioning:
-        """Embeddings (B, L, D) of the prompts, zeros after their ends, and of the empty prompt for guidance."""
+        """Return embeddings (B, L, D) of the prompts, zeros after their ends, and of the empty prompt for guidance."""
         with self.on_device("text_encoder") as device:
             embeds, negative = self.pipeline.encode_prompt(
                 list(prompts),
@@ -141,7 +117,7 @@ class WanAdapter(PipelineAdapter):
         return self.with_empty({"prompt_embeds": embeds}, {"prompt_embeds": negative})
 
     def predict(self, latents: Tensor, sigma: Tensor, conditioning: Conditioning, guidance_scale: float) -> Tensor:
-        """Velocity (B, C, f, h, w)."""
+        """Return velocity (B, C, f, h, w)."""
         timestep = sigma * 1000.0
         if self.pipeline.config.get("expand_timesteps"):  # Wan 2.2 TI2V: a noise level for every token
             _, frames, rows, columns = self.latent_shape
@@ -157,7 +133,7 @@ class WanAdapter(PipelineAdapter):
         return output
 
     def trainable_modules(self) -> Mapping[str, nn.Module]:
-        """The transformer, or both."""
+        """Return the transformer, or both."""
         if not self._two:
             return super().trainable_modules()
         return {name: getattr(self.pipeline, name) for name in ("transformer", "transformer_2")}
@@ -175,7 +151,7 @@ _TEXT_WIDTH, CHANNELS = 64, 8
 
 
 def build_tiny(words: Sequence[str], boundary_ratio: float | None = None) -> Any:
-    """A `WanPipeline` for videos of 4 n + 1 frames and sides in multiples of 16.
+    """Return a `WanPipeline` for videos of 4 n + 1 frames and sides in multiples of 16.
 
     Args:
         words: each becomes a single token; letter case does not matter, and any other word is unknown.
@@ -213,7 +189,7 @@ def build_tiny(words: Sequence[str], boundary_ratio: float | None = None) -> Any
 
 
 def build_tiny_vae(mean: float = 0.0, std: float = 1.0) -> Any:
-    """Videos (3, 4 n + 1, 8 h, 8 w) to latents (8, n + 1, h, w): the layers of the Wan 2.2 5B autoencoder.
+    """Return videos (3, 4 n + 1, 8 h, 8 w) to latents (8, n + 1, h, w): the layers of the Wan 2.2 5B autoencoder.
 
     It works on 2 x 2 pixel patches and has shortcuts around its resampling, so it is fast and learns fast.
 
@@ -239,7 +215,7 @@ def build_tiny_vae(mean: float = 0.0, std: float = 1.0) -> Any:
 
 
 def build_tiny_transformer(**changed: Any) -> Any:
-    """Four blocks over 2 x 2 patches of each latent frame; `changed` are settings that are not these."""
+    """Return four blocks over 2 x 2 patches of each latent frame; `changed` are settings that are not these."""
     from diffusers import WanTransformer3DModel
 
     config: dict[str, Any] = {

@@ -8,9 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from diffrl.errors import ConfigError
 from diffrl.models.adapter import Conditioning
-from diffrl.models.architecture import Architecture
 from diffrl.models.families import wan
-from diffrl.models.geometry import Activations, Geometry, Size
 
 if TYPE_CHECKING:
     import torch
@@ -22,24 +20,6 @@ CLIP_TEXT_TOKENS = 512
 """
 
 
-def read_sizes(found: Architecture, size: Size) -> Geometry:
-    """Sizes of a pipeline; the encoded first frame, and where the network sees it CLIP's, are kept with a prompt."""
-    drawn = wan.read_sizes(found, size)
-    network = found.configs["transformer"]
-    seen = 0
-    if network.get("image_dim") is not None:
-        clip = found.configs["image_encoder"]
-        seen = (clip["image_size"] // clip["patch_size"]) ** 2 + 1
-    per_channel = drawn.latent_elements // network["out_channels"]
-    return replace(
-        drawn,
-        encoding_elements=drawn.encoding_elements + drawn.latent_elements + seen * (network.get("image_dim") or 0),
-        joined_elements=(network["in_channels"] - network["out_channels"]) * per_channel,
-        image_tokens=seen,
-        activations=Activations(saved=22.6, forward=11.6, backward=32.9),  # of 14 B: narrower feed-forward
-    )
-
-
 FAMILY = replace(
     wan.FAMILY,
     name="wan_i2v",
@@ -47,7 +27,6 @@ FAMILY = replace(
     adapter="diffrl.models.families.wan_i2v:WanImageAdapter",
     pipelines=("WanImageToVideoPipeline",),
     edits=True,
-    geometry=read_sizes,
 )
 
 
@@ -120,11 +99,11 @@ class WanImageAdapter(wan.WanAdapter):
         return rows
 
     def stock_call(self) -> Mapping[str, Any]:
-        """Sizes; the stock call scales an image to them, too."""
+        """Return sizes; the stock call scales an image to them, too."""
         return {"height": self.height, "width": self.width}
 
     def _scaled(self, source: Tensor) -> Image:
-        """A source at the size that is drawn."""
+        """Return a source at the size that is drawn."""
         from diffrl.data.sources import require_ratio
         from reward_models.media import to_pil
 
@@ -133,7 +112,7 @@ class WanImageAdapter(wan.WanAdapter):
         return scaled
 
     def _first_frame(self, image: Image) -> Tensor:
-        """What the encoder makes of the image and grey frames after it, normalised: (1, C, f, h, w)."""
+        """Return what the encoder makes of the image and grey frames after it, normalised: (1, C, f, h, w)."""
         import torch
 
         pixels = self.pipeline.video_processor.preprocess(image, self.height, self.width)
@@ -147,13 +126,13 @@ class WanImageAdapter(wan.WanAdapter):
         return encoded.to(self.dtype)
 
     def _seen(self, image: Image) -> Tensor:
-        """CLIP's tokens of the image: (1, tokens, width)."""
+        """Return CLIP's tokens of the image: (1, tokens, width)."""
         with self.on_device("image_encoder") as device:
             tokens: Tensor = self.pipeline.encode_image(image, device)
         return tokens.to(self.dtype)
 
     def predict(self, latents: Tensor, sigma: Tensor, conditioning: Conditioning, guidance_scale: float) -> Tensor:
-        """Velocity (B, C, f, h, w) of the whole video."""
+        """Return velocity (B, C, f, h, w) of the whole video."""
         import torch
 
         period = self.pipeline.vae_scale_factor_temporal
@@ -193,7 +172,7 @@ TINY_SETTINGS = {**wan.TINY_SETTINGS, "frames": 5, "max_sequence_length": CLIP_T
 
 
 def build_tiny(words: Sequence[str], boundary_ratio: float | None = None) -> Any:
-    """A `WanImageToVideoPipeline` for videos of 4 n + 1 frames and sides in multiples of 16.
+    """Return a `WanImageToVideoPipeline` for videos of 4 n + 1 frames and sides in multiples of 16.
 
     Args:
         words: each becomes a single token; letter case does not matter, and any other word is unknown.
@@ -215,7 +194,7 @@ def build_tiny(words: Sequence[str], boundary_ratio: float | None = None) -> Any
 
 
 def _build_tiny_clip() -> tuple[Any, Any]:
-    """CLIP's encoder of images, of 32 x 32 in 17 tokens, and what prepares them."""
+    """Return CLIP's encoder of images, of 32 x 32 in 17 tokens, and what prepares them."""
     from transformers import CLIPImageProcessor, CLIPVisionConfig, CLIPVisionModel
 
     sizes = {"hidden_size": 32, "intermediate_size": 64, "num_hidden_layers": 3, "num_attention_heads": 2}

@@ -8,9 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from diffrl.errors import ConfigError
 from diffrl.models.adapter import Conditioning
-from diffrl.models.architecture import Architecture
 from diffrl.models.family import Family, comfyui_as_diffusers
-from diffrl.models.geometry import Activations, Geometry, Size, decoder_elements, latent_grid
 from diffrl.models.picture_adapters import PictureAdapter
 from diffrl.models.schedulers import shifted_sigmas
 from diffrl.models.text_encoders import TextEncoder, chat_length
@@ -23,23 +21,6 @@ STOCK_SIDE = 1024
 
 GRAIN = 32
 """The network fills up the tokens of a text, and those of a picture, to a multiple of this."""
-
-
-def read_sizes(found: Architecture, size: Size) -> Geometry:
-    """Sizes of a pipeline for prompts that fill their places; a pair of refiners, of picture and text, is one layer."""
-    network, vae = found.configs["transformer"], found.configs["vae"]
-    scale = 2 ** (len(vae["block_out_channels"]) - 1)
-    rows, columns = latent_grid(size, STOCK_SIDE, scale)
-    return Geometry(
-        network["in_channels"] * rows * columns,
-        rows * columns * scale**2,
-        sum(-(-tokens // GRAIN) * GRAIN for tokens in ((rows // 2) * (columns // 2), size.text_tokens)),
-        network["dim"],
-        network["n_layers"] + network["n_refiner_layers"],
-        2 * size.text_tokens * (network["cap_feat_dim"] + 1),  # and the mask
-        *decoder_elements(vae, rows * columns * scale**2),
-        Activations(saved=31.1, forward=16.1, backward=39.3),
-    )
 
 
 BLOCK = {
@@ -63,7 +44,6 @@ FAMILY = Family(
     comfyui=comfyui_as_diffusers,
     original={name: (name, BLOCK) for name in ("layers", "noise_refiner", "context_refiner")} | {"": ("", ENDS)},
     text_encoders=(TextEncoder("tokenizer", "Qwen3", partial(chat_length, enable_thinking=True)),),
-    geometry=read_sizes,
 )
 
 
@@ -77,7 +57,7 @@ class ZImageAdapter(PictureAdapter):
     family = FAMILY
 
     def latent_sizes(self) -> tuple[int, int, int]:
-        """Side of the pipeline's own latents, side of a patch, channels."""
+        """Return side of the pipeline's own latents, side of a patch, channels."""
         return STOCK_SIDE // self.pipeline.vae_scale_factor, 2, self.pipeline.transformer.config.in_channels
 
     def require_size(self, patch: int) -> None:
@@ -112,7 +92,7 @@ class ZImageAdapter(PictureAdapter):
             return self.with_empty(self._rows(embeds), self._rows(empty) if empty else {})
 
     def _rows(self, texts: Sequence[Tensor]) -> dict[str, Tensor]:
-        """Texts (L_i, D) of any lengths, padded to `max_sequence_length`."""
+        """Return texts (L_i, D) of any lengths, padded to `max_sequence_length`."""
         import torch
 
         embeds = texts[0].new_zeros(len(texts), self.max_sequence_length, texts[0].shape[-1])
@@ -123,7 +103,7 @@ class ZImageAdapter(PictureAdapter):
         return {"prompt_embeds": embeds, "mask": mask}
 
     def sigmas(self, steps: int) -> Tensor:
-        """Evenly spaced levels, shifted as the scheduler says; see `shifted_sigmas`."""
+        """Return evenly spaced levels, shifted as the scheduler says; see `shifted_sigmas`."""
         return shifted_sigmas(self.pipeline.scheduler, steps, self.tokens)
 
     def predict(self, latents: Tensor, sigma: Tensor, conditioning: Conditioning, guidance_scale: float) -> Tensor:
@@ -140,7 +120,7 @@ TINY_SETTINGS = {"max_sequence_length": 48, "height": 32, "width": 32}
 
 
 def build_tiny(words: Sequence[str]) -> Any:
-    """A `ZImagePipeline` for 32 x 32 pictures; each of `words` after a space is a single token."""
+    """Return a `ZImagePipeline` for 32 x 32 pictures; each of `words` after a space is a single token."""
     from diffusers import FlowMatchEulerDiscreteScheduler, ZImagePipeline, ZImageTransformer2DModel
     from torch import nn
 

@@ -25,7 +25,7 @@ class LowPrecisionLinear(Protocol):
         ...
 
     def dequantised(self) -> Tensor:
-        """The weight that its codes and scales stand for: (N, K) float32."""
+        """Return the weight that its codes and scales stand for: (N, K) float32."""
         ...
 
 
@@ -83,15 +83,15 @@ class Backend(Protocol):
         ...
 
     def on(self, device: torch.device) -> Backend:
-        """The backend as it runs on this device."""
+        """Return the backend as it runs on this device."""
         ...
 
     def unfit(self, linear: nn.Linear) -> str | None:
-        """Why this layer cannot be converted, or None; reads its sizes only."""
+        """Return why this layer cannot be converted, or None; reads its sizes only."""
         ...
 
     def convert(self, linear: nn.Linear) -> nn.Module:
-        """A `LowPrecisionLinear` of the layer, on its device."""
+        """Return a `LowPrecisionLinear` of the layer, on its device."""
         ...
 
     def inspect(self, layer: nn.Module) -> str | None:
@@ -119,7 +119,7 @@ class Defaults:
         return ENGINES[self.name].real
 
     def on(self, device: torch.device) -> Self:
-        """The same everywhere."""
+        """Return the same everywhere."""
         return self
 
     def unfit(self, linear: nn.Linear) -> str | None:
@@ -150,7 +150,7 @@ class FrozenLinear(nn.Module):
 
 
 def dtype_around(device: torch.device) -> torch.dtype:
-    """What the rest of a network computes in where our own layers are in low precision."""
+    """Return what the rest of a network computes in where our own layers are in low precision."""
     dtype: torch.dtype = getattr(torch, dtype_name_around(device.type))
     return dtype
 

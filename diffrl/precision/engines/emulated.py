@@ -56,11 +56,11 @@ class EmulatedLinear(FrozenLinear):
         self.copy_bias(bias)
 
     def dequantised(self) -> Tensor:
-        """The weight (N, K) float32."""
+        """Return the weight (N, K) float32."""
         return self.weight.float() * (self.outer.mT if self.outer.dim() else self.outer)
 
     def forward(self, x: Tensor) -> Tensor:
-        """X (..., K) to (..., N) in the layer's dtype."""
+        """Return x (..., K) to (..., N) in the layer's dtype."""
         values, outer = self.split_input(x.reshape(-1, self.in_features).float())
         y = product(values.to(self.dtype), self.weight).mul_(outer).mul_(self.outer)
         if self.bias is not None:
@@ -69,7 +69,7 @@ class EmulatedLinear(FrozenLinear):
 
 
 def product(x: Tensor, weight: Tensor) -> Tensor:
-    """X (M, K) times weight (N, K) transposed: summed in float32, and never rounded to bfloat16."""
+    """Return x (M, K) times weight (N, K) transposed: summed in float32, and never rounded to bfloat16."""
     if x.dtype == torch.float32:
         return F.linear(x, weight)
     return torch.mm(x, weight.T, out_dtype=torch.float32)
@@ -104,7 +104,7 @@ class Emulated(Defaults):
         return replace(self, outside_dtype=dtype_around(device))
 
     def convert(self, linear: nn.Linear) -> nn.Module:
-        """The layer with rounded operands."""
+        """Return the layer with rounded operands."""
         return EmulatedLinear(linear, self.split_weight, self.split_input, self.outside_dtype)
 
     def inspect(self, layer: nn.Module) -> str | None:
@@ -115,7 +115,7 @@ class Emulated(Defaults):
         return wrong_dtype(layer.weight, self.compute_dtype)
 
     def emulate(self, x: Tensor, weight: Tensor) -> Tensor | None:
-        """The product of the rounded operands, their scales in them."""
+        """Return the product of the rounded operands, their scales in them."""
         x, weight = (values.float() * outer for values, outer in (self.split_input(x), self.split_weight(weight)))
         return x @ weight.T
 

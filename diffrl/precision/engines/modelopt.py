@@ -23,7 +23,7 @@ Bits = int | tuple[int, int]
 
 
 def quantise_quietly(module: nn.Module, config: Mapping[str, Any], forward: Callable[[Any], None] | None) -> Any:
-    """`mtq.quantize` without its prints. It changes `module`."""
+    """Return `mtq.quantize` without its prints. It changes `module`."""
     import modelopt.torch.quantization as mtq
 
     with contextlib.redirect_stdout(io.StringIO()):
@@ -31,7 +31,7 @@ def quantise_quietly(module: nn.Module, config: Mapping[str, Any], forward: Call
 
 
 def dynamic_config(bits: Bits) -> Mapping[str, Any]:
-    """One scale per output channel, and per token at each call."""
+    """Return one scale per output channel, and per token at each call."""
     weight = {"num_bits": bits, "axis": 0}
     inputs = {"num_bits": bits, "axis": None, "type": "dynamic", "block_sizes": {-1: None}}
     return {
@@ -67,12 +67,12 @@ class ModeloptLinear(nn.Module):
 
     @torch.no_grad()
     def dequantised(self) -> Tensor:
-        """The weight (N, K) float32, rounded."""
+        """Return the weight (N, K) float32, rounded."""
         rounded: Tensor = self.inner.weight_quantizer(self.inner.weight)
         return rounded.float()
 
     def forward(self, x: Tensor) -> Tensor:
-        """X (..., K) float32 to (..., N) float32."""
+        """Return x (..., K) float32 to (..., N) float32."""
         y: Tensor = self.inner(x.reshape(-1, self.in_features))  # a quantiser keeps the axes of its first input
         return y.view(*x.shape[:-1], self.out_features)
 
@@ -95,11 +95,11 @@ class Modelopt(Defaults):
     outside_dtype: torch.dtype = torch.float32
 
     def convert(self, linear: nn.Linear) -> nn.Module:
-        """The layer with modelopt's quantisers."""
+        """Return the layer with modelopt's quantisers."""
         return ModeloptLinear(linear, self.bits)
 
     def inspect(self, layer: nn.Module) -> str | None:
-        """Quantisers that are off or static, or a packed weight without a real product."""
+        """Return quantisers that are off or static, or a packed weight without a real product."""
         inner = cast(ModeloptLinear, layer).inner
         for quantiser in (inner.input_quantizer, inner.weight_quantizer):
             if not quantiser.is_enabled or quantiser.num_bits != self.bits:
@@ -109,7 +109,7 @@ class Modelopt(Defaults):
         return unreal(inner)
 
     def emulate(self, x: Tensor, weight: Tensor) -> Tensor | None:
-        """The same rounding by our own code."""
+        """Return the same rounding by our own code."""
         return F.linear(self.round(x), self.round(weight))
 
 

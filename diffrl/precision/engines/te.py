@@ -22,7 +22,7 @@ MULTIPLE = 16
 
 @cache
 def recipe() -> Any:
-    """NVFP4 for inference."""
+    """Return NVFP4 for inference."""
     from transformer_engine.common.recipe import NVFP4BlockScaling
 
     return NVFP4BlockScaling(disable_rht=True, disable_2d_quantization=True)
@@ -54,12 +54,12 @@ class TeLinear(nn.Module):
         self.stale = True
 
     def dequantised(self) -> Tensor:
-        """The resident bfloat16 weight (N, K) as float32: the quantised one is transformer-engine's own."""
+        """Return the resident bfloat16 weight (N, K) as float32: the quantised one is transformer-engine's own."""
         weight: Tensor = self.inner.weight.float()
         return weight
 
     def forward(self, x: Tensor) -> Tensor:
-        """X (..., K) to (..., N) bfloat16."""
+        """Return x (..., K) to (..., N) bfloat16."""
         import transformer_engine.pytorch as te
 
         with te.autocast(enabled=True, recipe=recipe()):
@@ -81,11 +81,11 @@ class Te(Defaults):
     outside_dtype: torch.dtype = torch.bfloat16
 
     def unfit(self, linear: nn.Linear) -> str | None:
-        """Both sizes must be multiples of 16."""
+        """Return both sizes must be multiples of 16."""
         return odd_sizes(linear, MULTIPLE)
 
     def convert(self, linear: nn.Linear) -> nn.Module:
-        """The layer as a `te.Linear`."""
+        """Return the layer as a `te.Linear`."""
         return TeLinear(linear)
 
     def inspect(self, layer: nn.Module) -> str | None:
@@ -97,5 +97,5 @@ class Te(Defaults):
         return f"its quantised weight is a {', '.join(sorted(wrong))}" if wrong else None
 
     def emulate(self, x: Tensor, weight: Tensor) -> Tensor | None:
-        """One outer scale for each operand, multiplied in float32."""
+        """Return one outer scale for each operand, multiplied in float32."""
         return fake_quantize_nvfp4(x) @ fake_quantize_nvfp4(weight.bfloat16().float()).T

@@ -158,13 +158,13 @@ class TorchaoLinear(FrozenLinear):
         self.copy_bias(bias)
 
     def dequantised(self) -> Tensor:
-        """The weight (N, K) float32."""
+        """Return the weight (N, K) float32."""
         weight: Any = self.weight
         dequantised: Tensor = weight.dequantize(torch.float32)
         return dequantised
 
     def forward(self, x: Tensor) -> Tensor:
-        """X (..., K) to (..., N)."""
+        """Return x (..., K) to (..., N)."""
         return F.linear(row_major(x), self.weight, self.bias)
 
 
@@ -179,7 +179,7 @@ def rounded(x: Tensor, quantise: Callable[[Tensor], Tensor]) -> Tensor:
 
 
 def int8_config() -> Any:
-    """Symmetric, one scale per token and per channel."""
+    """Return symmetric, one scale per token and per channel."""
     from torchao.quantization import Int8DynamicActivationInt8WeightConfig, PerRow
 
     return Int8DynamicActivationInt8WeightConfig(granularity=PerRow(), set_inductor_config=False)
@@ -238,7 +238,7 @@ def fp8_weight(weight: Tensor, per: Scaling) -> Tensor:
 
 
 def mxfp8_config() -> Any:
-    """E4M3 with a power of two per block of 32, rounded up."""
+    """Return E4M3 with a power of two per block of 32, rounded up."""
     from torchao.prototype.mx_formats import MXDynamicActivationMXWeightConfig
 
     return MXDynamicActivationMXWeightConfig()
@@ -261,7 +261,7 @@ def mxfp8_weight(weight: Tensor) -> Tensor:
 
 
 def nvfp4_config(triton: bool) -> Any:
-    """E2M1 with E4M3 scales per block of 16 and one outer scale, that of the activations at each call."""
+    """Return E2M1 with E4M3 scales per block of 16 and one outer scale, that of the activations at each call."""
     from torchao.prototype.mx_formats import NVFP4DynamicActivationNVFP4WeightConfig
 
     return NVFP4DynamicActivationNVFP4WeightConfig(use_triton_kernel=triton)

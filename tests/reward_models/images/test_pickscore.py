@@ -34,8 +34,6 @@ def test_scores_are_scaled_cosines_of_clip_by_hand(tmp_path, size):
     raw = scorer(RewardBatch(media, PROMPTS)).raw
     torch.testing.assert_close(raw, expected(tmp_path / "pickscore", media, PROMPTS), rtol=1e-4, atol=1e-3)
     assert raw.abs().max() > 5  # about 100 times a cosine
-    alone = torch.cat([scorer(RewardBatch(media[i : i + 1], PROMPTS[i : i + 1])).raw for i in range(3)])
-    torch.testing.assert_close(alone, raw, rtol=1e-5, atol=1e-4)
 
 
 def test_the_activation_is_the_models_own(tmp_path):
@@ -48,14 +46,6 @@ def test_the_activation_is_the_models_own(tmp_path):
     (place / "config.json").write_text(json.dumps(config))
     other = load_reward("pickscore", model=str(place), processor=str(place))
     assert (other(RewardBatch(pictures(3, 28, 28), PROMPTS)).raw - raw).abs().max() > 0.01
-
-
-@pytest.mark.parametrize("dtype, tolerance", [("bfloat16", 2.0), ("float16", 0.3)])
-def test_half_precision_is_near_and_keeps_the_scale(tmp_path, dtype, tolerance):
-    batch = RewardBatch(pictures(3, 37, 53), PROMPTS)
-    scorer = pickscore(tmp_path, dtype=dtype)
-    assert scorer.towers.scale == pytest.approx(math.exp(4.6052), rel=1e-6)  # bfloat16 would make it 1.1 % less
-    assert 0 < (scorer(batch).raw - pickscore(tmp_path)(batch).raw).abs().max() < tolerance
 
 
 def test_half_precision_files_compute_in_float32_unless_told(tmp_path):

@@ -17,6 +17,11 @@ from PIL import Image
 from tests.patience import LONG
 
 
+def number_asked(body: dict[str, Any]) -> int:
+    """The number that a question of `ask` is."""
+    return int(body["messages"][0]["content"][0]["text"])
+
+
 def pictures_of(body: dict[str, Any]) -> list[np.ndarray]:
     """The images in a request, as the server decodes them: (H, W, 3) uint8 each."""
     urls = [part["image_url"]["url"] for part in body["messages"][0]["content"] if part["type"] == "image_url"]

@@ -14,17 +14,7 @@ import torch
 from reward_models.judges import chat
 from reward_models.judges.chat import Reply, image_content
 from reward_models.text.answers import AnswerError
-from tests.reward_models.judges.judge_server import ask, client, judges, pictures_of, said
-
-
-@pytest.fixture
-def start():
-    with judges() as start:
-        yield start
-
-
-def number_asked(body):
-    return int(body["messages"][0]["content"][0]["text"])
+from tests.reward_models.judges.judge_server import ask, client, number_asked, pictures_of, said
 
 
 def test_order_is_kept_and_concurrency_is_bounded(start):

@@ -14,7 +14,7 @@ from reward_models.judges.chat import ChatClient, Reply
 from reward_models.serving.transport import _loop
 from reward_models.text.answers import AnswerError
 from tests.patience import until
-from tests.reward_models.judges.judge_server import judges, said
+from tests.reward_models.judges.judge_server import number_asked, said
 
 LONG = 120.0
 """Seconds of time-outs and pauses that a test would notice."""
@@ -33,12 +33,6 @@ def content():
 client = ChatClient(url=sys.argv[1], model="judge", check=False, timeout=120.0, backoff=120.0, concurrency=3)
 client.ask_all([content] * 8)
 """
-
-
-@pytest.fixture
-def start():
-    with judges() as start:
-        yield start
 
 
 @pytest.fixture
@@ -66,10 +60,6 @@ def client(url, **options):
 
 def questions(count):
     return [lambda i=i: [{"type": "text", "text": f"{i}"}] for i in range(count)]
-
-
-def number_asked(body):
-    return int(body["messages"][0]["content"][0]["text"])
 
 
 def timed(call):

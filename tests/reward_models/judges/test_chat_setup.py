@@ -8,15 +8,9 @@ import pytest
 from reward_models import RewardError
 from reward_models.judges.chat import ChatClient
 from tests.patience import held_port
-from tests.reward_models.judges.judge_server import ask, client, judges, said
+from tests.reward_models.judges.judge_server import ask, client, said
 
 KEY = "sk-very-secret-1234567890"
-
-
-@pytest.fixture
-def start():
-    with judges() as start:
-        yield start
 
 
 def test_the_key_is_sent_and_never_shown(start, monkeypatch, caplog, tmp_path):

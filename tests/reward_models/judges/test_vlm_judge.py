@@ -10,7 +10,7 @@ from reward_models import RewardBatch, RewardError, check_scorer, load_reward
 from reward_models.judges.judging import shown_frames
 from reward_models.judges.vlm_judge import _pattern
 from reward_models.text.answers import matched_number
-from tests.reward_models.judges.judge_server import Judge, judges, pictures_of, question_of, said
+from tests.reward_models.judges.judge_server import Judge, pictures_of, question_of, said
 
 PROMPTS = ["a red circle", 'two {low} "quoted" {prompt}s', "a blue square", "rain"]
 
@@ -19,12 +19,6 @@ def pictures(count=4, height=37, width=53):
     generator = torch.Generator().manual_seed(3)
     levels = torch.tensor([40, 120, 200, 250])[:count, None, None, None]
     return (torch.randint(0, 256, (count, 3, height, width), generator=generator) * levels // 255).to(torch.uint8)
-
-
-@pytest.fixture
-def start():
-    with judges() as start:
-        yield start
 
 
 def load(judge, **options):

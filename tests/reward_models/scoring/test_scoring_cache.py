@@ -20,7 +20,7 @@ from reward_models.images.shapes import ShapesScorer
 from reward_models.media import to_pil
 from reward_models.scoring.cache import Score, ScoreCache, failure
 from reward_models.scoring.choices import Loaded
-from reward_models.scoring.identity import can_be_cached
+from reward_models.scoring.identity import can_be_cached, scorer_facts
 from reward_models.self_test import noise
 from reward_models.settings import RewardSettings
 from tests.patience import LONG, until
@@ -253,3 +253,16 @@ def test_an_interrupted_run_goes_on_where_it_stopped(counting, pictures, tmp_pat
     assert 30 <= again <= 32  # at most the batch under way was scored twice
     assert json.loads(second.stdout)["rewards"][name]["cached"] >= seen - 2
     assert len(out.read_text().splitlines()) == 30 and not out.with_name("s.jsonl.part").exists()
+
+
+def test_other_weights_on_the_hub_are_another_scorer(tmp_path, monkeypatch):
+    """A newer commit in the local cache: known scores are not those of its weights, and a run says so when resumed."""
+    monkeypatch.setenv("HF_HUB_CACHE", str(tmp_path))
+    spec = SimpleNamespace(name="pickscore", version=1, weights="yuvalkirstain/PickScore_v1")
+    reference = tmp_path / "models--yuvalkirstain--PickScore_v1" / "refs" / "main"
+    facts = [scorer_facts("pickscore", {}, spec)]
+    reference.parent.mkdir(parents=True)
+    for commit in ("a" * 40, "b" * 40):
+        reference.write_text(commit)
+        facts.append(scorer_facts("pickscore", {}, spec))
+    assert len({str(one) for one in facts}) == 3

@@ -7,6 +7,7 @@ from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode, unset_fake
 from torch.utils._python_dispatch import TorchDispatchMode
 
 READ = torch.ops.aten._local_scalar_dense.default
+ALL = (torch.ops.aten.all.default, torch.ops.aten.all.dim)
 NOT = torch.ops.aten.bitwise_not.default
 INDEXING = (torch.ops.aten.index.Tensor, torch.ops.aten.index_put_.default, torch.ops.aten.index_put.default)
 
@@ -34,7 +35,7 @@ class FakeMode(TorchDispatchMode):
 
 
 def negate(found: torch.Tensor, mask: torch.Tensor) -> torch.Tensor:
-    """A fake mask's negation, remembered as such: see `rows_of`."""
+    """Return a fake mask's negation, remembered as such: see `rows_of`."""
     found.denied = not getattr(mask, "denied", False)
     return found
 

@@ -13,7 +13,7 @@ from diffrl.objectives.examples import Examples
 from diffrl.objectives.tilt import NodeExamples, leaves_below, origin_nodes, split_origins
 from diffrl.records import Credit, Rollout
 from diffrl.trees.document import Sketch
-from diffrl.trees.record import Push
+from diffrl.trees.record import UpdateEffect
 from diffrl.trees.tracing import Trace
 
 ETA = 1.0
@@ -21,12 +21,12 @@ ETA = 1.0
 
 
 @dataclass(frozen=True)
-class Pushes:
+class UpdateEffects:
     """Of the kept prompts' nodes that split.
 
     Args:
         node: U rows of the rollout's forest.
-        push: U records, one a node; pulls by the forest's rows, without files.
+        effect: U records, one a node; pulls by the forest's rows, without files.
         before: (U, ...) float32 clean latents that the network predicted there.
         direction: (U, ...) float32 covariance of advantage and clean latents below.
         after: (U, ...) float32 what it predicts at the same latents after the updates.
@@ -34,7 +34,7 @@ class Pushes:
     """
 
     node: Sequence[int]
-    push: Sequence[Push]
+    effect: Sequence[UpdateEffect]
     before: Tensor
     direction: Tensor
     after: Tensor
@@ -43,15 +43,15 @@ class Pushes:
     def pictured(self, node: int) -> int | None:
         """Where a node of the forest stands; None if it does not split, or has no direction to show."""
         row = self.node.index(node) if node in self.node else None
-        return row if row is not None and self.push[row].size != 0 else None
+        return row if row is not None and self.effect[row].size != 0 else None
 
     def predictions(self, row: int) -> Tensor:
-        """(3, ...) latents before the updates, as asked for, and after them."""
+        """Return (3, ...) latents before the updates, as asked for, and after them."""
         before = self.before[row]
         return torch.stack([before, before + ETA * self.direction[row], self.after[row]]).to(self.dtype)
 
 
-def pushes_of(
+def update_effects_of(
     trace: Trace,
     rollout: Rollout,
     credit: Credit,
@@ -59,8 +59,8 @@ def pushes_of(
     examples: Sequence[Examples],
     before: Tensor,
     after: Tensor,
-) -> Pushes | None:
-    """The kept prompts' splits; None where no loss trains nodes.
+) -> UpdateEffects | None:
+    """Return the kept prompts' splits; None where no loss trains nodes.
 
     Args:
         trace: what was seen of the iteration's first prompts.
@@ -71,45 +71,52 @@ def pushes_of(
         before: (O, ...) velocities at the origins of the traced steps before the updates.
         after: the same after them.
     """
-    whole = next((own for own in examples if isinstance(own, NodeExamples)), None)
+    whole = next((each for each in examples if isinstance(each, NodeExamples)), None)
     if whole is None:
         return None
     rows = torch.nonzero(whole.prompt < trace.prompts).flatten()
-    own = whole.take(rows)
-    origin = {node: place for place, node in enumerate(origin_nodes(trace.edges, rollout.forest).tolist())}
-    places = torch.tensor([origin[node] for node in own.node.tolist()], dtype=torch.int64, device=before.device)
-    first, last = (_clean(own, velocity[places]) for velocity in (before, after))
+    kept_nodes = whole.take(rows)
+    origin = {node: row for row, node in enumerate(origin_nodes(trace.edges, rollout.forest).tolist())}
+    places = torch.tensor([origin[node] for node in kept_nodes.node.tolist()], dtype=torch.int64, device=before.device)
+    first, last = (_clean(kept_nodes, velocity[places]) for velocity in (before, after))
     compared = _compared(rollout, credit, kept, split_origins(rollout)[rows])
-    measured = [
-        _push(own, row, (last[row] - first[row]).double(), *compared.get(row, ({}, 0))) for row in range(len(own.node))
-    ]
-    return Pushes(own.node.tolist(), measured, first, own.direction, last, own.latents.dtype)
+    moved = (last - first).double()
+    measured = [_effect(kept_nodes, row, moved[row], *compared.get(row, ({}, 0))) for row in range(len(rows))]
+    nodes = kept_nodes.node.tolist()
+    return UpdateEffects(
+        node=nodes,
+        effect=measured,
+        before=first,
+        direction=kept_nodes.direction,
+        after=last,
+        dtype=kept_nodes.latents.dtype,
+    )
 
 
-def with_pushes(sketch: Sketch, pushes: Pushes | None) -> Sketch:
-    """A tree with the records of its splits."""
-    if pushes is None:
+def with_update_effects(sketch: Sketch, effects: UpdateEffects | None) -> Sketch:
+    """Return a tree with the records of its splits."""
+    if effects is None:
         return sketch
-    number = {own: i for i, own in enumerate(sketch.node) if own >= 0}
+    number = {row: i for i, row in enumerate(sketch.node) if row >= 0}
     nodes = list(sketch.record.nodes)
-    for node, push in zip(pushes.node, pushes.push, strict=True):
+    for node, effect in zip(effects.node, effects.effect, strict=True):
         if node in number:
-            pulls = {number[leaf]: weight for leaf, weight in push.pulls.items()}
-            nodes[number[node]] = replace(nodes[number[node]], pushed=replace(push, pulls=pulls))
+            pulls = {number[leaf]: weight for leaf, weight in effect.pulls.items()}
+            nodes[number[node]] = replace(nodes[number[node]], update_effect=replace(effect, pulls=pulls))
     return replace(sketch, record=replace(sketch.record, nodes=nodes))
 
 
 def _clean(examples: NodeExamples, velocity: Tensor) -> Tensor:
-    """(U, ...) float32 clean latents that velocities predict at the nodes."""
+    """Return (U, ...) float32 clean latents that velocities predict at the nodes."""
     sigma = examples.sigma.float().view(-1, *[1] * (velocity.ndim - 1))
     return examples.latents.float() - sigma * velocity
 
 
-def _push(examples: NodeExamples, row: int, moved: Tensor, pulls: Mapping[int, float], children: int) -> Push:
-    """The record of one node; `moved` (...) float64 is how far the updates moved its prediction."""
+def _effect(examples: NodeExamples, row: int, moved: Tensor, pulls: Mapping[int, float], children: int) -> UpdateEffect:
+    """Return the record of one node; `moved` (...) float64 is how far the updates moved its prediction."""
     wanted = examples.direction[row].double()
     norms = float(wanted.norm() * moved.norm())
-    return Push(
+    return UpdateEffect(
         sigma=_digits(examples.sigma[row]),
         trained=bool(examples.active[row]),
         size=_digits(wanted.square().mean().sqrt()),
@@ -129,15 +136,15 @@ def _compared(
     for columns in leaves_below(rollout, origins, credit.used, kept):
         for row, sample, child in zip(*(column.tolist() for column in columns), strict=True):
             below.setdefault(row, []).append((sample, child))
-    return {row: _weights(rollout, credit, found) for row, found in below.items()}
+    return {row: _weights(rollout, credit, samples) for row, samples in below.items()}
 
 
-def _weights(rollout: Rollout, credit: Credit, found: Sequence[tuple[int, int]]) -> tuple[dict[int, float], int]:
-    """Weights of the samples (sample, child) below one node in its direction, and how many children they have.
+def _weights(rollout: Rollout, credit: Credit, samples: Sequence[tuple[int, int]]) -> tuple[dict[int, float], int]:
+    """Return weights of the samples (sample, child) below one node in its direction, and how many children they have.
 
     The direction is linear in the samples, so its weights are the direction of unit vectors in their place.
     """
-    sample, child = torch.tensor(found, dtype=torch.int64).unbind(1)
+    sample, child = torch.tensor(samples, dtype=torch.int64).unbind(1)
     one = torch.zeros_like(sample)
     weights = sibling_covariance(torch.eye(len(sample)), credit.outcome[sample].cpu(), one, child, 1).direction[0]
     leaves = rollout.forest.leaf[sample].tolist()
@@ -145,5 +152,5 @@ def _weights(rollout: Rollout, credit: Credit, found: Sequence[tuple[int, int]])
 
 
 def _digits(value: Tensor) -> float:
-    """A number in the digits that it has as a float32."""
+    """Return a number in the digits that it has as a float32."""
     return float(f"{float(value):.8g}")
