@@ -11,9 +11,9 @@ from rich.console import Console
 
 from diffrl.cli import main
 from diffrl.cost.prices import parse_prices
+from diffrl.display import COLORS
 from diffrl.errors import ConfigError, DiffrlError
 from diffrl.studies.compare import collect, write_report
-from diffrl.studies.compare.figures import COLORS
 from diffrl.studies.compare.tables import markdown, print_report, table_rows
 
 METRIC = "shapes_strict"

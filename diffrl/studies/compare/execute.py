@@ -10,12 +10,11 @@ from pathlib import Path
 
 import torch
 from rich.console import Console
-from rich.table import Table
-from rich.text import Text
 
 from diffrl.config import Config
 from diffrl.config.schema import RunSettings
 from diffrl.cost.prices import EQUAL, Prices, parse_prices
+from diffrl.display import NOTHING, console_table
 from diffrl.errors import ConfigError, DiffrlError
 from diffrl.run.directory import locked
 from diffrl.statistics import ALPHA, POWER, sd_interval
@@ -39,6 +38,7 @@ from diffrl.terminal.watch import watched
 from diffrl.training.inputs import digest_named
 
 SEEDS = 3
+PLAN = ("configuration", "iterations", "of", "= evaluations", "seconds", "held-out")
 
 
 def compare(request: CompareRequest, console: Console, dry_run: bool = False) -> None:
@@ -230,20 +230,17 @@ def _plan(
 
 def print_plan(console: Console, planned: Sequence[Planned], untimed: Sequence[str], seeds: int) -> None:
     """Print what each configuration will cost, one row each."""
-    table = Table(title=f"Plan, {seeds} seed{'s' * (seeds > 1)} each", title_justify="left")
-    table.add_column("configuration", overflow="fold", min_width=16)
-    for column in ("iterations", "of", "= evaluations", "seconds", "held-out"):
-        table.add_column(column, justify="right")
+    rows = []
     for one in planned:
         iterations, each = one.iterations, one.iteration_seconds
-        table.add_row(
-            Text(one.label),
+        cells = (
+            one.label,
             f"{iterations:,}",
             f"{one.iteration_cost:,g}",
             f"{iterations * one.iteration_cost:,.0f}",
-            "–" if each is None else f"{iterations * each:,.1f}",
+            NOTHING if each is None else f"{iterations * each:,.1f}",
             f"{RunSettings(iterations=iterations, eval_every=one.eval_every).evaluations}",
         )
-    for label in untimed:
-        table.add_row(Text(label), "when timed", *["–"] * 4)
-    console.print(table)
+        rows.append(dict(zip(PLAN, cells, strict=True)))
+    rows += [dict.fromkeys(PLAN, NOTHING) | {PLAN[0]: label, PLAN[1]: "when timed"} for label in untimed]
+    console.print(console_table(f"Plan, {seeds} seed{'s' * (seeds > 1)} each", rows, PLAN))

@@ -8,9 +8,8 @@ from pathlib import Path
 from typing import Any
 
 from rich.console import Console
-from rich.table import Table
-from rich.text import Text
 
+from diffrl.display import NOTHING, console_table, markdown_table, plus_minus
 from diffrl.files import write_json
 from diffrl.statistics import Estimate
 from diffrl.studies.compare.curves import Reached
@@ -25,8 +24,6 @@ SIZES = ("iterations", "updates", "evaluations", "seconds", "peak memory")
 PAIR = ("pair", "seeds", "difference", "95 % interval", "p", "p (Holm)", "finding")
 NARROW = ("pair", "difference", "95 % interval", "p (Holm)", "finding")
 """As many of these columns as fit a terminal."""
-
-NOTHING = "–"
 
 
 def write_report(comparison: Comparison, directory: str | Path, target: float) -> None:
@@ -120,10 +117,7 @@ def _row(arm: Arm, target: float) -> dict[str, str]:
 
 def mean_text(estimate: Estimate | None) -> str:
     """0.812 ± 0.021: a mean and half of its 95 % interval; one value alone without."""
-    if estimate is None:
-        return NOTHING
-    half = estimate.half_width
-    return f"{estimate.mean:.3f}" if half is None else f"{estimate.mean:.3f} ± {half:.3f}"
+    return NOTHING if estimate is None else plus_minus(estimate.mean, estimate.half_width)
 
 
 def target_columns(target: float) -> tuple[str, str]:
@@ -188,18 +182,6 @@ def markdown(comparison: Comparison, target: float) -> str:
     return "\n\n".join([*sections, "\n".join(captions(comparison))]) + "\n"
 
 
-def markdown_table(rows: Sequence[dict[str, str]]) -> str:
-    """Rows as Markdown has them, the first column left and the others right."""
-    columns = list(rows[0])
-    lines = ["| " + " | ".join(columns) + " |", "|---|" + "---:|" * (len(columns) - 1)]
-    lines += ["| " + " | ".join(_escaped(row[column]) for column in columns) + " |" for row in rows]
-    return "\n".join(lines)
-
-
-def _escaped(cell: str) -> str:
-    return cell.replace("\\", "\\\\").replace("|", "\\|")
-
-
 def captions(comparison: Comparison) -> list[str]:
     """What the numbers are, and what they leave out; the line on power stands by itself."""
     several = any(len(arm.runs) > 1 for arm in comparison.arms)
@@ -242,11 +224,11 @@ def print_report(console: Console, comparison: Comparison, target: float, direct
         ("Cost of a run", ("configuration", *SIZES)),
         ("Cost of a score", ("configuration", *target_columns(target))),
     ):
-        console.print(_table(title, columns, rows))
+        console.print(console_table(title, rows, columns))
     if pairs := pairs_of(comparison):
-        console.print(_table("Paired differences", NARROW, pair_rows(pairs)))
+        console.print(console_table("Paired differences", pair_rows(pairs), NARROW))
     if guided := guidance_rows(comparison):
-        console.print(_table("On the report split", list(guided[0]), guided))
+        console.print(console_table("On the report split", guided))
     for line in (comparison.prices.told(), final_line(comparison), power_line(comparison), *comparison.notes):
         console.print(line, highlight=False, markup=False)
     console.print(f"\nThe comparison is in {directory}", highlight=False, markup=False, soft_wrap=True)
@@ -260,13 +242,3 @@ def _files(pairs: bool) -> Iterable[tuple[str, str]]:
     if pairs:
         yield "differences.png", "paired differences with their intervals"
     yield "results.json", "everything, every run's curve too"
-
-
-def _table(title: str, columns: Sequence[str], rows: Sequence[dict[str, str]]) -> Table:
-    table = Table(title=title, title_justify="left")
-    for column in columns:
-        left = column == columns[0]
-        table.add_column(column, justify="left" if left else "right", overflow="fold", min_width=14 if left else None)
-    for row in rows:
-        table.add_row(*(Text(row[column]) for column in columns))
-    return table
