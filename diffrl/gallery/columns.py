@@ -114,8 +114,7 @@ def choose(site: Site, query: Query) -> Choice:
             )
         return Choice(named([site.state(key) for key in keys]), chosen=True)
     if query.text("run") or len(site.sources) == 1:
-        source = site.source(query.text("run")) if query.text("run") else site.sources[0]
-        return first_and_last(source)
+        return first_and_last(site.source(query.text("run")))
     return last_of_all(site.sources)
 
 

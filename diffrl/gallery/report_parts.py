@@ -154,7 +154,8 @@ def tree_part(run: RunSource) -> dict[str, Any]:
         shown = [one.strip for one in sections if one.strip is not None]
         files = {node: split_images(record.nodes[node]) for node in shown}
         strips = {
-            node: [(label, uri) for label, file in shown if (uri := image_of(file))] for node, shown in files.items()
+            node: [(label, uri) for label, file in of_node if (uri := image_of(file))]
+            for node, of_node in files.items()
         }
         return {
             "figure": figure,

@@ -496,7 +496,7 @@ def test_a_file_that_cannot_be_used_is_told_and_left_as_it_is(made, client_of, f
 # What votes say
 
 
-@pytest.mark.parametrize(("wins", "trials"), [(0, 1), (1, 1), (3, 10), (5, 8), (50, 100), (61, 100), (0, 40)])
+@pytest.mark.parametrize(("wins", "trials"), [(0, 1), (3, 10), (61, 100)])
 def test_wilson_against_its_formula(wins, trials):
     z, p = 1.959963984540054, wins / trials
     middle = (p + z * z / (2 * trials)) / (1 + z * z / trials)
@@ -504,9 +504,6 @@ def test_wilson_against_its_formula(wins, trials):
     found = wilson(wins, trials)
     assert (found.share, found.low, found.high) == pytest.approx((p, middle - half, middle + half), abs=1e-9)
     assert found.decides == (middle - half > 0.5 or middle + half < 0.5)
-
-
-def test_nothing_is_said_without_trials():
     assert wilson(0, 0).share is None and not wilson(0, 0).decides
 
 
@@ -611,10 +608,3 @@ def test_the_run_is_not_written_to(made, client_of):
     assert after.keys() == before.keys() and {p: m for p, m in after.items() if p.is_file()} == {
         p: m for p, m in before.items() if p.is_file()
     }
-
-
-def test_an_exported_site_takes_no_votes(made, site_of):
-    from diffrl.gallery.query import Query
-
-    with pytest.raises(GalleryError, match="running gallery"):
-        site_of(made).answer("vote", Query())

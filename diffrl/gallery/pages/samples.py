@@ -17,7 +17,7 @@ PAGE = 60
 
 def samples(site: Site, query: Query) -> Answer:
     """Return the page."""
-    source = site.source(query.text("run")) if query.text("run") or len(site.sources) != 1 else site.sources[0]
+    source = site.source(query.text("run"))
     run = source if isinstance(source, RunSource) else None
     states = source.states()
     if not states:

@@ -22,7 +22,7 @@ from diffrl.gallery.columns import Column, named
 from diffrl.gallery.errors import GalleryError
 from diffrl.gallery.forms import form_of
 from diffrl.gallery.query import Query
-from diffrl.gallery.records import Answer, Sample
+from diffrl.gallery.records import Sample
 from diffrl.gallery.site import Site
 from diffrl.gallery.thumbnails import MISSING, blind_image, moves, part, sign
 from diffrl.gallery.votes import OTHER, Choice, Letter, add_vote, exact_samples, pairing, side_of, usual_pair, void_vote
@@ -222,11 +222,6 @@ class Ballots:
                 )
             self._ballots.move_to_end(name)
             return self._ballots[name]
-
-
-def vote(site: Site, query: Query) -> Answer:
-    """Raise that only the running server takes votes (`add_routes`)."""
-    raise GalleryError("Votes need the running gallery. This one was exported. Start it: diffrl gallery RUN.", 404)
 
 
 def add_routes(app: FastAPI, site: Site) -> None:
