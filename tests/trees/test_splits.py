@@ -137,11 +137,11 @@ def test_what_trained_is_what_the_loss_was_given(random_sd3, tmp_path, monkeypat
     trainer, run = make_run(tilted(random_sd3, tmp_path, WIDE, objective=TILT | {"kl": kl}, rewards=reward))
     given, accumulate = {}, update.accumulate_gradient
 
-    def spied(ranks, policy, shares, *rest):
+    def spied(*, shares, **rest):
         ((_, examples, index),) = shares
         taken = examples.take(index[examples.active[index]])
         given.update(zip(taken.node.tolist(), map(rms, taken.direction), strict=True))
-        return accumulate(ranks, policy, shares, *rest)
+        return accumulate(shares=shares, **rest)
 
     monkeypatch.setattr(update, "accumulate_gradient", spied)
     trees, done, _ = observed(run)
