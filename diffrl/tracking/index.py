@@ -22,7 +22,7 @@ GENERATED_SOURCES = ".sources"
 
 
 def source_of(metadata: Mapping[str, Any]) -> str | None:
-    """The image that a sample is an edit of, as its prompt named it; None of no edit.
+    """Return the image that a sample is an edit of, as its prompt named it; None of no edit.
 
     Args:
         metadata: of the sample, as it is stored; "source" is the image's path where the run was trained.
@@ -31,12 +31,12 @@ def source_of(metadata: Mapping[str, Any]) -> str | None:
 
 
 def asked(prompt: str, metadata: Mapping[str, Any]) -> tuple[str, str | None]:
-    """What a sample was drawn for, `records.Prompt.key` of its prompt: the words, and the image that they edit."""
+    """Return what a sample is of, `records.Prompt.key` of its prompt: the words, and the image that they edit."""
     return prompt, source_of(metadata)
 
 
 def source_file(metadata: Mapping[str, Any], folder: str = f"{IMAGES}/sources") -> str | None:
-    """Where a small copy of the image is kept that a sample is an edit of; None of no edit.
+    """Return where a small copy of the image is kept that a sample is an edit of; None of no edit.
 
     Args:
         metadata: of the sample, as it is stored.
@@ -172,7 +172,7 @@ def is_exact(run_dir: Path, file: str | None, known: bool | None) -> bool:
 
 
 def notes_of(database: sqlite3.Connection, samples: str, values: Sequence[object]) -> Iterator[tuple[int, str, str]]:
-    """Reasons in words: number of the sample, name of the reward, the reason; none of an older run.
+    """Yield reasons in words: number of the sample, name of the reward, the reason; none of an older run.
 
     Args:
         database: open.
