@@ -49,9 +49,7 @@ def test_every_weight_of_the_default_lora_gets_a_gradient(load, family):
 
 
 @pytest.mark.long
-@pytest.mark.parametrize(
-    "family", ["wan_i2v", "hunyuan_video", "qwen_image", "qwen_image_edit", "z_image", "flux2_klein"]
-)
+@pytest.mark.parametrize("family", FAMILIES)
 def test_a_family_says_whether_some_weights_never_get_a_gradient(load, family):
     """Full fine-tuning on several ranks waits for every gradient, unless the family says that some never come."""
     adapter = load(family)
