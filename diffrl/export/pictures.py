@@ -19,7 +19,7 @@ from diffrl.models.loading import DTYPES, infer_family, load_adapter
 from diffrl.models.lora_file import attach_lora, check_lora
 from diffrl.records import Prompt
 from diffrl.run.checkpoints import AlignedModel, open_run_model, require_choice
-from diffrl.tracking.index import DRAWN_SOURCES, source_file
+from diffrl.tracking.index import GENERATED_SOURCES, source_file
 from diffrl.trees.write import keep_source
 from reward_models.media import save_media, to_pil
 
@@ -148,7 +148,7 @@ def write_sample(
         to_pil(image).save(folder / name)
     else:
         save_media(image, folder / name, fps or 16.0)
-    if (copy := source_file(prompt.beside, DRAWN_SOURCES)) is not None and prompt.source is not None:
+    if (copy := source_file(prompt.beside, GENERATED_SOURCES)) is not None and prompt.source is not None:
         keep_source(prompt.source, folder / copy)
     row = {**prompt.beside, "file": name, "prompt": prompt.text, "seed": seed, "number": number, **(beside or {})}
     index.write(json.dumps(row) + "\n")

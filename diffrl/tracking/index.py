@@ -16,8 +16,8 @@ from reward_models.common.stores import describe_failure, open_to_read, open_to_
 from reward_models.common.suffixes import is_image
 from reward_models.common.webp import is_lossless
 
-INDEX, PICTURES = "samples.sqlite", "samples"
-DRAWN_SOURCES = ".sources"
+INDEX, IMAGES = "samples.sqlite", "samples"
+GENERATED_SOURCES = ".sources"
 """Hidden, so that the copies are no samples of the folder."""
 
 
@@ -35,12 +35,12 @@ def asked(prompt: str, metadata: Mapping[str, Any]) -> tuple[str, str | None]:
     return prompt, source_of(metadata)
 
 
-def source_file(metadata: Mapping[str, Any], folder: str = f"{PICTURES}/sources") -> str | None:
+def source_file(metadata: Mapping[str, Any], folder: str = f"{IMAGES}/sources") -> str | None:
     """Return where a small copy of the image is kept that a sample is an edit of; None of no edit.
 
     Args:
         metadata: of the sample, as it is stored.
-        folder: of the copies: that of a run, relative to it; `DRAWN_SOURCES` of generated samples, relative to theirs.
+        folder: of the copies, relative to the run; `GENERATED_SOURCES` of generated samples, relative to theirs.
     """
     path = source_of(metadata)
     if path is None:

@@ -28,7 +28,7 @@ from torch import Tensor
 
 from diffrl.errors import DiffrlError
 from diffrl.files import discard, replacing
-from diffrl.tracking.index import INDEX, PICTURES, connect, explained, is_exact, kept_columns, notes_of, truth
+from diffrl.tracking.index import IMAGES, INDEX, connect, explained, is_exact, kept_columns, notes_of, truth
 from diffrl.tracking.places import place
 from diffrl.tracking.reward_rows import RewardWriter, reward_rows
 from reward_models.common.errors import RewardError
@@ -147,7 +147,7 @@ class SampleStore:
             with transaction(self._database):
                 rows = ((stage, iteration) for stage in stages)
                 self._database.executemany("DELETE FROM samples WHERE stage = ? AND iteration > ?", rows)
-            for folder in (self.run_dir / PICTURES).glob("*-*"):
+            for folder in (self.run_dir / IMAGES).glob("*-*"):
                 stage, _, number = folder.name.rpartition("-")
                 if stage in stages and number.isdecimal() and int(number) > iteration:
                     discard(folder)
@@ -215,7 +215,7 @@ class SampleStore:
         if sample.file is None:
             raise DiffrlError(f"Sample {_key(sample)} of {self.index} was stored without an image.")
         file = self.run_dir / sample.file
-        if not file.resolve().is_relative_to(place(self.run_dir, PICTURES).resolve()):
+        if not file.resolve().is_relative_to(place(self.run_dir, IMAGES).resolve()):
             raise DiffrlError(f"{self.index} names an image outside its run: {sample.file!r}. Do not trust this run.")
         try:
             return open_media(file)[0]
@@ -260,7 +260,7 @@ def _picture_file(sample: StoredSample) -> str:
     stage, iteration, group, root, path = _key(sample)
     if not re.fullmatch(r"[a-z][a-z_]*", stage) or min(iteration, group, root, *sample.path) < 0:
         raise ValueError(f"A stage is a lower-case word and an address has no negative number. Got {_key(sample)}.")
-    return f"{PICTURES}/{stage}-{iteration:06d}/{group}-{root}{'-' if path else ''}{path}.webp"
+    return f"{IMAGES}/{stage}-{iteration:06d}/{group}-{root}{'-' if path else ''}{path}.webp"
 
 
 def _kept(sample: StoredSample) -> tuple[bool | None, bool | None]:

@@ -27,7 +27,7 @@ from diffrl.rollout.observers import EdgeRecorder
 from diffrl.rollout.tree import plan_forest
 from diffrl.training.loop import Trainer
 from diffrl.trees.illustrations import illustration, most, pace
-from diffrl.trees.pictures import decode_whole
+from diffrl.trees.images import decode_whole
 from diffrl.trees.read import list_trees, read_tree
 from diffrl.trees.tracing import Tracer
 from reward_models.media import read_media
@@ -537,8 +537,8 @@ def test_first_pictures_are_copies_of_no_more_than_was_asked_for():
 
 def test_trees_are_written_one_by_one(random_sd3, tmp_path, monkeypatch):
     """The second tree's pictures are decoded when the first lies on the disk."""
-    order, decoded, written = [], keeping.with_pictures, journal.write_tree
-    monkeypatch.setattr(keeping, "with_pictures", lambda **call: order.append("pictures") or decoded(**call))
+    order, decoded, written = [], keeping.with_images, journal.write_tree
+    monkeypatch.setattr(keeping, "with_images", lambda **call: order.append("pictures") or decoded(**call))
     monkeypatch.setattr(journal, "write_tree", lambda *args: order.append("written") or written(*args))
     kept(make_run(forest_run(random_sd3, tmp_path))[1])
     assert order == ["pictures", "written"] * 2
