@@ -107,8 +107,8 @@ def test_every_page_of_a_sample_or_a_tree_shows_what_it_edits(data, tmp_path):
         assert (copies[record.metadata["source"]] in shown) or "compare" in page
     assert set(re.findall(r"sources/(\w+\.webp)", client.get("/trees?run=run").text)) <= set(copies.values())
     vote = client.get("/vote?a=run@eval-0&b=run@eval-1").text
-    data = json.loads(re.search(r'id="data">(.*?)</script>', vote)[1])
-    shown = from_pil(Image.open(io.BytesIO(client.get(data["pair"]["source"]).content)))
+    address = re.search(r'src="(/vote/image/[^"]*/source)"', vote)[1]
+    shown = from_pil(Image.open(io.BytesIO(client.get(address).content)))
     edited = [from_pil(Image.open(path)) for path in copies]
     assert any(torch.equal(shown, one) for one in edited) and not any(copy in vote for copy in copies.values())
     report = client.get("/report?run=run").text
@@ -177,7 +177,7 @@ def test_the_plan_counts_the_sources_tokens_and_the_second_call():
     assert kept[1] - kept[0] == kept[0] / (512 * 4096 + 768) * 1024 * 64
     assert two.network_evaluations == one.network_evaluations
     assert three.network_evaluations == {name: 2 * count for name, count in two.network_evaluations.items()}
-    assert three.memory.passing["rollout"] == 2 * two.memory.passing["rollout"]
+    assert three.memory.passing["rollout"] == pytest.approx(2 * two.memory.passing["rollout"], rel=2e-3)
     with pytest.raises(ConfigError, match="model.true_cfg_scale must be null for model.family: flux"):
         make_config(given | {"model": {**plain, "true_cfg_scale": 2.0}})
 
