@@ -4,8 +4,6 @@ import ast
 from collections.abc import Iterator
 from pathlib import Path
 
-import pytest
-
 ROOT = Path(__file__).parent.parent
 NAMES = {
     "picture": "image",
@@ -25,6 +23,7 @@ NAMES = {
     "in_advance": "prefetch",
     "knows_empty": "empty_prompt_cached",
     "_see_through": "run_to_completion",
+    "Sentinel": "RewardHackingMonitor",
     "ends_in_words": "report_exit",
     "no_stranger_exits": "forbid_sys_exit",
     "AtOnce": "ImmediateStop",
@@ -43,24 +42,22 @@ LOCALS = ("found", "given", "own", "place")
 PUBLIC = {("diffrl/rollout/noise.py", "own")}
 """Names that other people's code relies on."""
 
-DONE = (
-    "checkpoint",
-    "cli",
-    "data",
-    "distributed",
-    "doctor",
-    "export",
-    "functional",
-    "objectives",
-    "preflight",
-    "rewards",
-    "rollout",
-    "run",
-    "studies",
-    "terminal",
-    "training",
-)
-"""Rooms that keep to it."""
+OPEN = ("diffrl/gallery", "diffrl/tracking", "diffrl/trees")
+"""Rooms that do not keep to these names yet."""
+
+NO_VERBS = frozenset("What Whether Of That See Inside The A An How Which Where Why".split())
+"""Words that begin no sentence with a verb."""
+
+NOUNS = (*OPEN, *(f"diffrl/{room}" for room in ("data", "doctor", "export", "studies")))
+"""Rooms whose docstrings do not all begin with a verb yet."""
+
+
+def modules(but: tuple[str, ...]) -> Iterator[Path]:
+    """Yield the files outside of these rooms."""
+    for root in ("diffrl", "reward_models", "scripts"):
+        for path in sorted((ROOT / root).rglob("*.py")):
+            if not path.relative_to(ROOT).as_posix().startswith(but):
+                yield path
 
 
 def names(tree: ast.AST) -> Iterator[tuple[int, str]]:
@@ -84,6 +81,21 @@ def forbidden(path: Path) -> list[str]:
     ]
 
 
-@pytest.mark.parametrize("room", DONE)
-def test_no_name_is_in_nobodys_words(room):
-    assert [one for path in sorted((ROOT / "diffrl" / room).rglob("*.py")) for one in forbidden(path)] == []
+def test_no_name_is_in_nobodys_words():
+    assert [one for path in modules(OPEN) for one in forbidden(path)] == []
+
+
+def verbless(path: Path) -> list[str]:
+    """Return the functions whose docstring begins with no verb; a property is a noun, and its docstring may be one."""
+    functions = [
+        node
+        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8")))
+        if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef)
+        and not any("property" in ast.unparse(one) for one in node.decorator_list)
+    ]
+    first = {node: (ast.get_docstring(node) or "None").split()[0].rstrip(",:;.") for node in functions}
+    return [f"{path.relative_to(ROOT)}:{node.lineno}: {word}" for node, word in first.items() if word in NO_VERBS]
+
+
+def test_docstrings_of_functions_begin_with_a_verb():
+    assert [one for path in modules(NOUNS) for one in verbless(path)] == []

@@ -40,7 +40,7 @@ class Lockstep:
 
     @contextmanager
     def equal_calls(self) -> Iterator[None]:
-        """Inside, all ranks make the same calls and go backwards through them: a difference is an error, on all."""
+        """Require equal calls and backward passes of all ranks within the block; a difference is an error on all."""
         self._equal = True
         try:
             yield

@@ -110,7 +110,7 @@ class EdgeRecorder:
 
 
 def _span(rows: Tensor) -> slice | Tensor:
-    """Ascending rows (n,) of the host, n >= 1, as a slice if none is left out: the device need not be told them."""
+    """Return ascending rows (n,), n >= 1, as a slice if none is left out: the device then waits for no index."""
     first, last = int(rows[0]), int(rows[-1])
     return slice(first, last + 1) if last - first + 1 == len(rows) else rows
 

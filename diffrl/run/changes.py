@@ -174,7 +174,7 @@ def changed_config(
 
 
 def describe_rate(config: Config, checkpoint: Checkpoint) -> str | None:
-    """What becomes of the learning rate where a run goes on with another number of iterations; None where it does not.
+    """Describe how the learning rate changes where a run goes on with another number of iterations, or None.
 
     Args:
         config: as it is now.

@@ -121,7 +121,7 @@ class Trainer:
         return {"compile/graphs": graphs, "compile/missed": len(missed)} if compiled else {}
 
     def next_batch(self) -> PromptBatch:
-        """This rank's prompts of the next iteration."""
+        """Return this rank's prompts of the next iteration."""
         c, ranks = self.config, self.ranks
         world, rank = ranks.world, ranks.rank
         return prompt_batch(
@@ -194,7 +194,7 @@ class Trainer:
         return max(self._peak_before, peak_bytes(self.session.device))
 
     def state(self) -> dict[str, Any]:
-        """Everything besides weights that the next iteration depends on, as plain values."""
+        """Return everything besides weights that the next iteration depends on, as plain values."""
         return {
             "iteration": self.iteration,
             "updates": self.updater.updates,

@@ -120,7 +120,7 @@ class UnifiedRewardScorer:
         self.client = ChatClient(url=url, model=model, **{"max_tokens": 4096, **connection})
 
     def to(self, device: str | torch.device) -> UnifiedRewardScorer:
-        """Nothing moves."""
+        """Return itself: nothing moves."""
         return self
 
     def __call__(self, batch: RewardBatch) -> RewardOutput:

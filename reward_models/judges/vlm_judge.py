@@ -133,7 +133,7 @@ class VlmJudgeScorer:
         self.client = ChatClient(url=url, model=model, **connection)
 
     def to(self, device: str | torch.device) -> VlmJudgeScorer:
-        """Nothing moves."""
+        """Return itself: nothing moves."""
         return self
 
     def __call__(self, batch: RewardBatch) -> RewardOutput:

@@ -100,7 +100,7 @@ def sampled(count: int, fps: float | None, rate: float, frames: int | None = Non
 
 
 def resized(frames: Tensor, height: int, width: int) -> Tensor:
-    """Bicubic with antialiasing, in float32, rounded to whole grey levels: torchvision's `resize` of uint8 tensors.
+    """Resize as torchvision does uint8: bicubic, antialiased, in float32, rounded to grey levels.
 
     Args:
         frames: (F, 3, H, W) uint8.

@@ -83,17 +83,17 @@ class FakeCuda(FakeMode):
                 self.waits["read"] += 1  # how many rows a mask names
             args = (args[0], [rows_of(index) for index in args[1]], *args[2:])
         if fake or to_cuda:
-            found = func(*args, **kwargs)
+            result = func(*args, **kwargs)
             if func in ALL:
-                found.holds = True
-            return negate(found, args[0]) if func is NOT else found
+                result.holds = True
+            return negate(result, args[0]) if func is NOT else result
         with unset_fake_temporarily():
             return func(*args, **kwargs)
 
 
 @contextmanager
 def shallow_model(family: str) -> Iterator[tuple]:
-    """A published architecture of few blocks in bfloat16 on the device, its case, and encodings of two prompts.
+    """Yield a published architecture of few blocks in bfloat16, its case, and encodings of two prompts.
 
     Args:
         family: a key of `SHALLOW`.
@@ -105,7 +105,7 @@ def shallow_model(family: str) -> Iterator[tuple]:
         yield adapter, case, {name: value.repeat(2, *[1] * (value.ndim - 1)).to(CUDA) for name, value in one.items()}
 
 
-def drawn(cuda: FakeCuda, family: str, **options) -> tuple:
+def record_trees(cuda: FakeCuda, family: str, **options) -> tuple:
     """Return a recorded tree of each of two prompts, four steps of which the first and the third split.
 
     Args:
@@ -150,8 +150,8 @@ def explored_and_evaluated(family: str) -> tuple[torch.Tensor, torch.Tensor]:
 
 
 def waits_of_steps(family: str) -> Mapping[str, Mapping[str, int]]:
-    """What a deterministic and a stochastic step of a recorded rollout make the host wait for, as `FakeCuda` counts."""
+    """Count what recorded steps, deterministic and stochastic, make the host wait for, as `FakeCuda` does."""
     with FakeCuda() as cuda:
-        _, (_, stochastic, deterministic, _) = drawn(cuda, family)
+        _, (_, stochastic, deterministic, _) = record_trees(cuda, family)
     steps = {"deterministic step": deterministic, "stochastic step": stochastic}
     return {name: {what: waits.get(what, 0) for what in WAITS} for name, waits in steps.items()}

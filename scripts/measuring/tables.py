@@ -35,7 +35,7 @@ def scores(comparison: Comparison) -> str:
 
 
 def _seconds(arm: Arm) -> float:
-    """Of a run's training, the median: what else the machine did meanwhile makes some runs slow, and none fast."""
+    """Return a run's median seconds of training: other work makes some runs slow, and none fast."""
     return statistics.median(run.curve[-1].seconds for run in arm.runs)
 
 
@@ -49,11 +49,11 @@ def _mean_of(arm: Arm, name: str) -> str:
 def answers(group: Group, comparison: Comparison) -> str:
     """Return every question with the paired differences that answer it."""
     asked = [(question, pair) for question, pairs in group.questions.items() for pair in pairs]
-    found = pairs_of(comparison, [pair for _, pair in asked])
+    differences = pairs_of(comparison, [pair for _, pair in asked])
     columns = "question | difference | seeds | mean | 95 % interval | p | p (Holm) | finding"
     lines = [f"| {columns} |", "|---|---|" + "---:|" * 5 + "---|"]
     last = ""
-    for (question, _), pair in zip(asked, found, strict=True):
+    for (question, _), pair in zip(asked, differences, strict=True):
         d = pair.difference
         interval = "" if d.low is None else f"{d.low:+.3f} to {d.high:+.3f}"
         p = "" if d.p is None else f"{d.p:.2g} | {pair.p_holm:.2g}"
@@ -65,7 +65,7 @@ def answers(group: Group, comparison: Comparison) -> str:
 
 
 def budgets_table(comparisons: Mapping[int, Comparison]) -> str:
-    """The arms that were measured at more than one budget, with iterations and seconds (evaluations -> comparison)."""
+    """Return arms measured at more than one budget, with iterations and seconds (evaluations -> comparison)."""
     budgets = sorted(comparisons)
     arms = {budget: {arm.label: arm for arm in comparisons[budget].arms if arm.runs} for budget in budgets}
     labels = [label for label in arms[budgets[0]] if sum(label in known for known in arms.values()) > 1]
@@ -102,15 +102,15 @@ def _against(
     for label, scores in theirs.items():
         seeds = sorted(set(ours) & set(scores))
         if seeds:
-            found = paired_difference([ours[i] for i in seeds], [scores[i] for i in seeds])
-            cells = (f"{small:,}", label, f"{large:,}", f"{large / small:.3g}", _difference(found))
+            difference = paired_difference([ours[i] for i in seeds], [scores[i] for i in seeds])
+            cells = (f"{small:,}", label, f"{large:,}", f"{large / small:.3g}", _difference(difference))
             yield f"| {' | '.join(cells)} |"
 
 
 def ratio_table(comparisons: Mapping[int, Comparison]) -> str:
     """Return how many times fewer evaluations tree tilt needs for what each other has at its largest budget."""
     largest = max(comparisons)
-    ours = {budget: of_seeds(found, "tilt") for budget, found in comparisons.items()}
+    ours = {budget: of_seeds(comparison, "tilt") for budget, comparison in comparisons.items()}
     return _needs("tree tilt", ours, largest, {label: of_seeds(comparisons[largest], label) for label in LONGER[1:]})
 
 
@@ -122,11 +122,11 @@ def flagship_tables(ours: Mapping[int, Comparison], large: int, rivals: Comparis
         large: evaluations that the rivals had.
         rivals: their comparison.
     """
-    own = {budget: of_seeds(found, "diffrl") for budget, found in sorted(ours.items())}
+    diffrl_scores = {budget: of_seeds(comparison, "diffrl") for budget, comparison in sorted(ours.items())}
     theirs = {arm.label: of_seeds(rivals, arm.label) for arm in rivals.arms}
     head = ["| diffrl with | against | with | times as many | diffrl less other |", "|---:|---|---:|---:|---:|"]
-    rows = [row for small, scores in own.items() for row in _against(small, scores, large, theirs)]
-    return "\n".join([_needs("diffrl", own, large, theirs), *head, *rows]) + "\n"
+    rows = [row for small, scores in diffrl_scores.items() for row in _against(small, scores, large, theirs)]
+    return "\n".join([_needs("diffrl", diffrl_scores, large, theirs), *head, *rows]) + "\n"
 
 
 def _needs(
@@ -138,10 +138,14 @@ def _needs(
     for label, scores in theirs.items():
         if not scores or len(ours) < 2:
             continue
-        found, least = budget_for(ours, scores), min(ours)
-        shown = "more than was measured" if found.at is None else f"{found.at:,.0f}{' or fewer' * (found.at == least)}"
-        times = [None if one is None else f"{large / one:.1f}{' or more' * (one == least)}" for one in found]
-        interval = f"{times[2] or 'not resolved'} to {times[0]}" if found.at is not None else ""
+        estimate, least = budget_for(ours, scores), min(ours)
+        shown = (
+            "more than was measured"
+            if estimate.at is None
+            else f"{estimate.at:,.0f}{' or fewer' * (estimate.at == least)}"
+        )
+        times = [None if one is None else f"{large / one:.1f}{' or more' * (one == least)}" for one in estimate]
+        interval = f"{times[2] or 'not resolved'} to {times[0]}" if estimate.at is not None else ""
         lines.append(f"| {label} | {large:,} | {shown} | {times[1] or ''} | {interval} |")
     return "\n".join(lines) + "\n"
 
@@ -169,7 +173,7 @@ class Budgets(NamedTuple):
 
 
 def budget_for(ours: Mapping[int, Mapping[int, float]], theirs: Mapping[int, float], points: int = 400) -> Budgets:
-    """The budget at which one method has another's score, with the interval of a paired test turned round (Fieller).
+    """Return the budget at which one method has another's score, its interval by a paired test inverted (Fieller).
 
     Args:
         ours: budget -> seed -> score; a seed's score in between is linear in the budget's logarithm.
@@ -181,11 +185,11 @@ def budget_for(ours: Mapping[int, Mapping[int, float]], theirs: Mapping[int, flo
     tried = np.geomspace(budgets[0], budgets[-1], points)
     curves = [np.interp(np.log(tried), np.log(budgets), [ours[b][seed] for b in budgets]) for seed in seeds]
     other = [theirs[seed] for seed in seeds]
-    found = [paired_difference([float(curve[i]) for curve in curves], other) for i in range(points)]
+    differences = [paired_difference([float(curve[i]) for curve in curves], other) for i in range(points)]
 
     def first(reached: Callable[[Estimate], bool]) -> float | None:
         """Return the budget from which on it holds; None if it does not at the largest."""
-        holds = [reached(one) for one in found]
+        holds = [reached(one) for one in differences]
         if all(holds):
             return budgets[0]
         return float(tried[points - holds[::-1].index(False)]) if holds[-1] else None
@@ -200,7 +204,7 @@ def budget_for(ours: Mapping[int, Mapping[int, float]], theirs: Mapping[int, flo
 
 
 def pool_table(comparisons: Mapping[float, Comparison]) -> str:
-    """What a pool is worth by the price of an exploring evaluation: against none, and against a random choice."""
+    """Compare a pool, by the price of an exploring evaluation, with none and with a random choice."""
     columns = "price | iterations | best and worst | random | no pool | pool less none | best and worst less random"
     lines = [f"| {columns} |", "|---|" + "---:|" * 6]
     for price, comparison in comparisons.items():
@@ -209,19 +213,19 @@ def pool_table(comparisons: Mapping[float, Comparison]) -> str:
         arms = {arm.label: arm for arm in comparison.arms if arm.runs}
         if len(arms) < len(group.arms):  # begun, and not got far
             continue
-        found = pairs_of(comparison, asked)
+        differences = pairs_of(comparison, asked)
         order = ("pool, best and worst", "pool, random", "no pool")
         cells = (
             f"{price:g}",
             str(arms[order[0]].runs[0].iterations),
             *(mean_text(comparison.mean_score(arms[label])) for label in order),
-            *(_difference(pair.difference) for pair in found),
+            *(_difference(pair.difference) for pair in differences),
         )
         lines.append(f"| {' | '.join(cells)} |")
     return "\n".join(lines) + "\n"
 
 
-def _difference(found: Estimate) -> str:
+def _difference(estimate: Estimate) -> str:
     """Return a paired mean with its interval and how many pairs it is of."""
-    interval = "" if found.low is None else f" ({found.low:+.3f} to {found.high:+.3f})"
-    return f"{found.mean:+.3f}{interval}, {found.n} seeds"
+    interval = "" if estimate.low is None else f" ({estimate.low:+.3f} to {estimate.high:+.3f})"
+    return f"{estimate.mean:+.3f}{interval}, {estimate.n} seeds"

@@ -38,7 +38,7 @@ def fake(monkeypatch):
 def test_trees_are_drawn_recorded_and_decoded_on_the_device(fake, family):
     """FakeTensorMode refuses every operation on tensors of two devices, as the device would."""
     with fake.FakeCuda() as cuda:
-        rollout, (*waits, _) = fake.drawn(cuda, family)
+        rollout, (*waits, _) = fake.record_trees(cuda, family)
     edges, latents = rollout.edges, rollout.latents
     columns = (latents, edges.latents, edges.next_latents, edges.node, edges.prompt, edges.old_log_prob)
     assert {column.device for column in columns} == {fake.CUDA}
