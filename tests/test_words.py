@@ -45,7 +45,21 @@ PUBLIC = {("diffrl/rollout/noise.py", "own")}
 OPEN = ("diffrl/gallery", "diffrl/tracking", "diffrl/trees")
 """Rooms that do not keep to these names yet."""
 
-NO_VERBS = frozenset("What Whether Of That See Inside The A An How Which Where Why".split())
+NO_VERBS = (
+    "What",
+    "Whether",
+    "Of",
+    "That",
+    "See",
+    "Inside",
+    "The",
+    "A",
+    "An",
+    "How",
+    "Which",
+    "Where",
+    "Why",
+)
 """Words that begin no sentence with a verb."""
 
 NOUNS = (*OPEN, *(f"diffrl/{room}" for room in ("data", "doctor", "export", "studies")))
