@@ -33,13 +33,14 @@ from measuring.tables import (
 )
 from rich.console import Console
 
+from diffrl.display import markdown_table
 from diffrl.errors import DiffrlError
 from diffrl.studies.compare import CompareRequest, collect, compare, write_report
 from diffrl.studies.compare.archive import pack, unpack
 from diffrl.studies.compare.figures import draw_power
 from diffrl.studies.compare.pairs import pairs_of
 from diffrl.studies.compare.results import Comparison
-from diffrl.studies.compare.tables import guidance_rows, markdown_table
+from diffrl.studies.compare.tables import guidance_rows
 
 MEASURED = Path("docs/measured")
 FIRST_FIGURE = Path("assets/readme/comparison.png")

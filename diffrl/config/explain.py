@@ -127,8 +127,8 @@ def _not_a_choice(path: str, received: Any, choices: Sequence[Any], reason: str 
     if len(choices) == 1:
         return f"{path} must be {shown}, the only one in this version. Got {show(received)}. Set it to {shown}."
     close = closest(received, [str(choice) for choice in choices])
-    hint = f" {reason}." if reason else f" Did you mean {close!r}?" if close else ""
-    return f"{path} must be one of {shown}. Got {show(received)}.{hint}"
+    guess = f" Did you mean {close!r}?" if close else ""
+    return f"{path} must be one of {shown}. Got {show(received)}.{f' {reason}.' if reason else guess}"
 
 
 def _unknown_key(location: Location, root: type[BaseModel]) -> str:

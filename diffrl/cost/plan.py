@@ -209,6 +209,7 @@ def make_plan(config: Config, world_size: int = 1) -> Plan:
     free = int(o.knows_on_policy)  # an iteration's first update; see `Config.retakes_densities`
     again = over_the_run(lambda one: sum(even_parts(one.origins, t.updates_per_iteration)[free:]))
     retaken = again if config.retakes_densities else 0
+    referred = noised * iterations if noised else trained
     per_iteration = {
         "explore": over_the_run(lambda one: one.explore),
         "rollout": over_the_run(lambda one: one.rollout),
@@ -216,7 +217,7 @@ def make_plan(config: Config, world_size: int = 1) -> Plan:
         "old": (noised * iterations if o.needs_old_velocity(config.old_is_policy) else 0) + retaken,
         "group": noised * iterations if o.needs_group_pass(config.old_is_policy) else 0,
         "update": trained,
-        "reference": (noised * iterations if noised else trained) if o.needs_reference else 0,
+        "reference": referred if o.needs_reference else 0,
     }
     looked_at = min(config.track.trees.prompts if config.track.trees else 0, groups // world_size)
     shown = config.tree_iterations * looked_at * max(one.starts for one in costs) * 2 * guided  # before and after

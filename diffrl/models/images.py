@@ -153,7 +153,8 @@ def _font(size: int, written: str) -> Font:
 def _paste(grid: Image.Image, sample: Tensor, corner: tuple[int, int], size: int, passed: bool | None) -> None:
     """Paste a framed image with its mark; `corner` is the frame's upper left."""
     x, y = corner
-    colour = EDGE if passed is None else GREEN if passed else RED
+    mark = GREEN if passed else RED
+    colour = EDGE if passed is None else mark
     image = _scaled(to_pil(sample), size)
     ImageDraw.Draw(grid).rectangle((x, y, x + size + 2 * BORDER - 1, y + size + 2 * BORDER - 1), fill=colour)
     grid.paste(PAPER, (x + BORDER, y + BORDER, x + BORDER + size, y + BORDER + size))

@@ -202,5 +202,6 @@ def _versions(record: Any) -> list[int]:
     """Return how often each tensor of a record, and of the records in it, was changed in place."""
     if isinstance(record, Tensor):
         return [] if record.is_inference() else [record._version]
-    parts = record if isinstance(record, tuple) else vars(record).values() if is_dataclass(record) else ()
+    fields = vars(record).values() if is_dataclass(record) else ()
+    parts = record if isinstance(record, tuple) else fields
     return [version for part in parts for version in _versions(part)]

@@ -181,7 +181,7 @@ class Scoring:
             total = total + weighted.share(joined.raw)
             ok &= joined.ok
             errors = [
-                old if old else (f"{weighted.name}: {new}" if new else None)
+                old or (f"{weighted.name}: {new}" if new else None)
                 for old, new in zip(errors, joined.errors, strict=True)
             ]
         sound = total.abs() <= LARGEST

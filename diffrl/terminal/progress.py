@@ -123,7 +123,8 @@ class Progress:
         if count <= 0 or self._training_seconds <= 0:
             return ""
         each = self._training_seconds / count
-        rate = f"{1 / each:.2f} it/s" if each < 1 else f"{each:.1f} s/it" if each < 60 else f"{duration(each)}/it"
+        slow = f"{each:.1f} s/it" if each < 60 else f"{duration(each)}/it"
+        rate = f"{1 / each:.2f} it/s" if each < 1 else slow
         wall = (time.monotonic() - self._started) / count
         return f"{rate}  ETA {duration((self._total - self._done) * wall)}"
 

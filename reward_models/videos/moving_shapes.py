@@ -261,7 +261,8 @@ def _way(way: Array, asked: str, tolerances: ClipTolerances) -> str:
     wanted = asked.split()[-1]
     if max(abs(x), abs(y)) < tolerances.still:
         return "strays" if wanted == "still" else f"still, not {wanted}"
-    direction = ("left" if x < 0 else "right") if abs(x) >= abs(y) else ("up" if y < 0 else "down")
+    sideways, upright = "left" if x < 0 else "right", "up" if y < 0 else "down"
+    direction = sideways if abs(x) >= abs(y) else upright
     if direction != wanted:
         return f"{direction}, not {wanted}"
     return "not far enough" if np.abs(way).max() < tolerances.travel else "askew"

@@ -228,7 +228,10 @@ def _loaded(model: str, weights: Path, lora: Mapping[str, Any], dtype: torch.dty
     state = merge_lora(read_state(weights, "video_align"), lora["lora_alpha"], bool(lora.get("use_rslora")))
     hidden = int(state["rm_head.weight"].shape[1]) if "rm_head.weight" in state else 1536
     return QwenReward(
-        *(model, state, nn.Linear(hidden, 1, bias=False), TOKENS),
+        folder=model,
+        state=state,
+        head=nn.Linear(hidden, 1, bias=False),
+        tokens=TOKENS,
         dtype=dtype,
         positions=positions,
         reward="video_align",

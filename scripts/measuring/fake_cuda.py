@@ -122,8 +122,12 @@ def record_trees(cuda: FakeCuda, family: str, **options) -> tuple:
         sigmas = adapter.sigmas(4)
         transition = make_transition("flow_sde", sigmas, noise_level=0.7)
         rollout = regenerate(
-            *(adapter, conditioning, batch, forest, root_addresses(forest, batch, 0)),
-            Sampler(sigmas, None, transition, 4.0, "ab2", case.guidance_scale, micro_batch=3),
+            adapter=adapter,
+            conditioning=conditioning,
+            batch=batch,
+            forest=forest,
+            roots=root_addresses(forest, batch, 0),
+            sampler=Sampler(sigmas, None, transition, 4.0, "ab2", case.guidance_scale, micro_batch=3),
             record=[0, 2],
             decode_batch=2,
             observe=[lambda level: waits.append(Counter(cuda.waits))],

@@ -7,7 +7,7 @@ import json
 import pytest
 
 from diffrl.cost.prices import parse_prices
-from diffrl.errors import ConfigError
+from diffrl.errors import ConfigError, DiffrlError
 from diffrl.studies.compare.archive import pack, unpack
 from diffrl.studies.compare.results import collect
 from diffrl.studies.compare.tables import markdown
@@ -66,7 +66,7 @@ def test_an_archive_overwrites_nothing_and_may_not_be_damaged(compared, tmp_path
     with pytest.raises(ConfigError, match="into a new directory"):
         unpack(tmp_path / "kept.jsonl", out)
     (tmp_path / "kept.jsonl").write_text("{")
-    with pytest.raises(ConfigError, match=r"kept\.jsonl is damaged"):
+    with pytest.raises(DiffrlError, match=r"kept\.jsonl, its plan, is damaged"):
         unpack(tmp_path / "kept.jsonl", tmp_path / "other")
     assert not (tmp_path / "other").exists()
 

@@ -11,9 +11,9 @@ from rich.console import Console
 
 from diffrl.cli import main
 from diffrl.cost.prices import parse_prices
+from diffrl.display import COLORS
 from diffrl.errors import ConfigError, DiffrlError
 from diffrl.studies.compare import collect, write_report
-from diffrl.studies.compare.figures import COLORS
 from diffrl.studies.compare.tables import markdown, print_report, table_rows
 
 METRIC = "shapes_strict"
@@ -36,6 +36,8 @@ def fake_comparison(out, arms, seeds):
     """`arms` maps labels to curves, one a seed; None is a run that has not finished."""
     entries = [
         {"label": label, "folder": label, "config": {"eval": {"rewards": [{"name": METRIC}, {"name": "shapes"}]}}}
+        | {"path": "a.yaml", "overrides": [], "iteration_cost": 100.0, "iteration_seconds": None}
+        | {"iterations": 40, "eval_every": 20}
         for label in arms
     ]
     out.mkdir(exist_ok=True)

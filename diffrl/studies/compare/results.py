@@ -1,4 +1,4 @@
-"""What a comparison has found: the curve of each run, and what the runs of a configuration have in common.
+"""What a comparison has measured: the curve of each run, and what the runs of a configuration have in common.
 
 Costs are those of training iterations alone; evaluations and checkpoints are left out.
 """
@@ -12,17 +12,15 @@ from pathlib import Path
 from typing import Any
 
 from diffrl.cost.meter import PURPOSES
-from diffrl.cost.prices import EQUAL, Prices, prices_of
+from diffrl.cost.prices import EQUAL, Prices
 from diffrl.errors import ConfigError, DiffrlError
 from diffrl.statistics import Estimate, mean_estimate
+from diffrl.studies.compare.arguments import Budget
 from diffrl.studies.compare.curves import Point, Reached, cost_of_run, cost_to
 from diffrl.studies.compare.pairing import report_source, unpaired
+from diffrl.studies.compare.plan import Planned, Record
 from diffrl.studies.compare.reported import ALIGNED, read_reported
-from diffrl.studies.compare.shapes import Metrics, Priced, State, Summary, read_shaped, require_shape, shaped_rows
-from diffrl.tracking.metrics import read_metrics
-
-STATE = "state.json"
-COSTS = ("evaluations", "seconds")
+from diffrl.studies.compare.stored import COSTS, Priced, Summary, read_rows_of, read_stored, require_fit
 
 
 @dataclass(frozen=True)
@@ -63,28 +61,29 @@ class Arm:
     """A configuration with its finished runs.
 
     Args:
-        label: its name in table and figure.
-        folder: of its runs, within the comparison's.
+        plan: its entry of state.json.
         planned: runs that there will be.
         runs: those that have finished, by seed.
-        planned_as: its entry of state.json.
     """
 
-    label: str
-    folder: str
+    plan: Planned
     planned: int
     runs: tuple[RunResult, ...]
-    planned_as: Mapping[str, Any]
+
+    @property
+    def label(self) -> str:
+        """Name in table and figure."""
+        return self.plan.label
 
     @property
     def guidance_scale(self) -> float:
         """Of its held-out evaluations."""
-        return float(self.planned_as["config"]["eval"].get("guidance_scale", 1.0))
+        return self.plan.config.eval.guidance_scale
 
     @property
     def report(self) -> str | None:
         """Source of the prompts of its final number; None without a world."""
-        return report_source(self.planned_as["config"])
+        return report_source(self.plan.settings)
 
     @property
     def before(self) -> float:
@@ -158,7 +157,7 @@ class Comparison:
     """
 
     metric: str
-    budget: Mapping[str, Any]
+    budget: Budget
     arms: tuple[Arm, ...]
     notes: tuple[str, ...]
     prices: Prices = EQUAL
@@ -183,20 +182,6 @@ class Comparison:
         return mean_estimate([self.score(arm, run) for run in arm.runs])
 
 
-def read_state(directory: Path) -> dict[str, Any]:
-    """The plan that a comparison keeps to.
-
-    Raises:
-        DiffrlError: there is none, or it is damaged.
-    """
-    try:
-        return dict(read_shaped(directory / STATE, State))
-    except FileNotFoundError as error:
-        raise ConfigError(
-            f"A comparison is a directory with a {STATE} that `diffrl compare` made. Got {str(directory)!r}."
-        ) from error
-
-
 def collect(directory: str | Path, metric: str | None = None, prices: Prices | None = None) -> Comparison:
     """Read a comparison, finished or not.
 
@@ -209,38 +194,38 @@ def collect(directory: str | Path, metric: str | None = None, prices: Prices | N
         DiffrlError: no comparison there, or a run without that metric.
     """
     directory = Path(directory)
-    state = read_state(directory)
-    if not state["configurations"]:
+    record = Record.read(directory)
+    if not record.configurations:
         raise ConfigError(
             f"There is nothing to report in {directory}: no configuration could be trained. See its logs."
         )
-    metric, paid = metric or default_metric(state), prices_of(state.get("prices"))
-    prices = prices or paid
-    arms, notes = [], list(state.get("input_changes") or [])
-    for entry in state["configurations"]:
-        label, runs, unfinished = entry["label"], [], []
-        for number in range(state["seeds"]):
-            path = directory / entry["folder"] / f"seed-{number}"
+    first = record.configurations[0].config.eval.rewards[0]
+    metric, prices = metric or first.label or first.name, prices or record.prices
+    arms, notes = [], list(record.input_changes or [])
+    for planned in record.configurations:
+        label, runs, unfinished = planned.label, [], []
+        for number in range(record.seeds):
+            path = directory / planned.folder / f"seed-{number}"
             if not (path / "summary.json").is_file():
                 unfinished.append(str(number))
                 continue
-            run, unscored = read_run(path, number, metric, entry["config"], prices)
+            run, unscored = read_run(path, number, metric, planned.settings, prices)
             if unscored:
                 notes.append(f"{label}: seed {number} has no score in {unscored} of its evaluations.")
             runs.append(run)
         if unfinished:
             which = ", ".join(unfinished)
-            notes.append(
-                f"{label}: {len(unfinished)} of {state['seeds']} runs not finished and left out (seed {which})."
-            )
-        arms.append(Arm(label, entry["folder"], state["seeds"], tuple(runs), entry))
+            notes.append(f"{label}: {len(unfinished)} of {record.seeds} runs not finished and left out (seed {which}).")
+        arms.append(Arm(planned, record.seeds, tuple(runs)))
     arms, unmeasured = only_measured(arms)
     notes += unmeasured
-    apart = unpaired({arm.label: arm.planned_as["config"] for arm in arms}, metric)
+    apart = unpaired({arm.label: arm.plan.settings for arm in arms}, metric)
     notes += [f"Runs of one seed are no pairs, and are not subtracted: {reason}" for reason in apart]
-    if prices.name != paid.name:
-        notes.append(f"Costs are by other prices than the budget's, {paid.name}: runs are not of equal cost by them.")
-    return Comparison(metric, state["budget"], tuple(arms), tuple(notes), prices, not apart)
+    if prices.name != record.prices.name:
+        notes.append(
+            f"Costs are by other prices than the budget's, {record.prices.name}: runs are not of equal cost by them."
+        )
+    return Comparison(metric, record.budget, tuple(arms), tuple(notes), prices, not apart)
 
 
 def only_measured(arms: Sequence[Arm]) -> tuple[list[Arm], list[str]]:
@@ -265,12 +250,6 @@ def only_measured(arms: Sequence[Arm]) -> tuple[list[Arm], list[str]]:
     return kept, notes
 
 
-def default_metric(state: Mapping[str, Any]) -> str:
-    """The first held-out reward of the first configuration."""
-    first = state["configurations"][0]["config"]["eval"]["rewards"][0]
-    return str(first.get("label") or first["name"])
-
-
 def read_run(
     path: Path, number: int, metric: str, config: Mapping[str, Any], prices: Prices = EQUAL
 ) -> tuple[RunResult, int]:
@@ -287,9 +266,9 @@ def read_run(
         DiffrlError: the run does not have the metric, or not what its iterations cost; or what it explores in has no
             price.
     """
-    summary = read_shaped(path / "summary.json", Summary)
+    summary = read_stored(path / "summary.json", Summary)
     column = f"held_out/{metric}"
-    every = shaped_rows(path / "metrics.jsonl", Metrics, read_metrics(path / "metrics.jsonl"))
+    every = read_rows_of(path)
     rows = [row for row in every if column in row]
     if not rows:
         raise ConfigError(
@@ -309,17 +288,13 @@ def read_run(
     )
     if not curve:
         raise DiffrlError(f"A run that is compared must have a score. None of {path}'s held-out samples got one.")
-    iterations, reported = summary["iterations"], read_reported(path, config, summary["iterations"])
-    finals = {
-        (one.weights, one.guidance_scale): one.means[metric] for one in reported if one.means.get(metric) is not None
-    }
-    end = (ALIGNED, float(config["eval"].get("guidance_scale", 1.0)))
-    last = next((one for one in reported if (one.weights, one.guidance_scale) == end), None)
+    reported = {(one.weights, one.guidance_scale): one for one in read_reported(path, config, summary.iterations)}
+    finals = {key: one.means[metric] for key, one in reported.items() if metric in one.means}
     others: dict[str, float] = {}
-    if last is not None:
+    if last := reported.get((ALIGNED, float(config["eval"].get("guidance_scale", 1.0)))):
         others = {name: value for name, value in last.means.items() if "/" not in name and name != metric}
-        others |= last.variety
-    result = RunResult(number, curve, iterations, summary["updates"], summary["peak_memory_bytes"], finals, others)
+        others |= last.variety or {}
+    result = RunResult(number, curve, summary.iterations, summary.updates, summary.peak_memory_bytes, finals, others)
     return result, len(rows) - len(curve)
 
 
@@ -339,12 +314,12 @@ def priced(rows: Sequence[Mapping[str, Any]], config: Mapping[str, Any], prices:
     """
     if prices.name == EQUAL.name:
         return {row["iteration"]: float(row["cost/evaluations"]) for row in rows if "cost/evaluations" in row}
-    require_shape(Priced, config, "The plan of a comparison")
-    explore = config["rollout"].get("explore")
-    precision = None if explore is None else explore["precision"]
+    settings = require_fit(Priced, config, "The plan of a comparison")
+    explore = settings.rollout.explore
+    precision = None if explore is None else explore.precision
     total, counts = {}, dict.fromkeys(PURPOSES, 0.0)
     for row in rows:
         for name in PURPOSES:
             counts[name] += row.get(f"evaluations/{name}", 0)
-        total[row["iteration"]] = prices.cost(counts, precision, config["train"]["gradient_checkpointing"])
+        total[row["iteration"]] = prices.cost(counts, precision, settings.train.gradient_checkpointing)
     return total

@@ -8,24 +8,22 @@ from pathlib import Path
 from typing import Any
 
 from rich.console import Console
-from rich.table import Table
-from rich.text import Text
 
+from diffrl.display import NOTHING, console_table, markdown_table, plus_minus
 from diffrl.files import write_json
 from diffrl.statistics import Estimate
 from diffrl.studies.compare.curves import Reached
 from diffrl.studies.compare.figures import draw, draw_differences
 from diffrl.studies.compare.pairs import Pair, pairs_of, power_line
 from diffrl.studies.compare.reported import ALIGNED, BASE
-from diffrl.studies.compare.results import COSTS, Arm, Comparison
+from diffrl.studies.compare.results import Arm, Comparison
+from diffrl.studies.compare.stored import COSTS
 
 SCORES = ("configuration", "runs", "before", "after", "spread", "gain", "report")
 SIZES = ("iterations", "updates", "evaluations", "seconds", "peak memory")
 PAIR = ("pair", "seeds", "difference", "95 % interval", "p", "p (Holm)", "finding")
 NARROW = ("pair", "difference", "95 % interval", "p (Holm)", "finding")
 """As many of these columns as fit a terminal."""
-
-NOTHING = "–"
 
 
 def write_report(comparison: Comparison, directory: str | Path, target: float) -> None:
@@ -47,13 +45,13 @@ def results(comparison: Comparison, target: float) -> dict[str, Any]:
     """Everything, curves included, ready for JSON."""
     return {
         "metric": comparison.metric,
-        "budget": dict(comparison.budget),
-        "prices": comparison.prices.to_json(),
+        "budget": asdict(comparison.budget),
+        "prices": asdict(comparison.prices),
         "target": target,
         "final": comparison.final,
         "configurations": [
             {
-                **arm.planned_as,
+                **arm.plan.model_dump(exclude_unset=True),
                 "runs_planned": arm.planned,
                 "runs": [
                     asdict(run)
@@ -119,10 +117,7 @@ def _row(arm: Arm, target: float) -> dict[str, str]:
 
 def mean_text(estimate: Estimate | None) -> str:
     """0.812 ± 0.021: a mean and half of its 95 % interval; one value alone without."""
-    if estimate is None:
-        return NOTHING
-    half = estimate.half_width
-    return f"{estimate.mean:.3f}" if half is None else f"{estimate.mean:.3f} ± {half:.3f}"
+    return NOTHING if estimate is None else plus_minus(estimate.mean, estimate.half_width)
 
 
 def target_columns(target: float) -> tuple[str, str]:
@@ -187,25 +182,13 @@ def markdown(comparison: Comparison, target: float) -> str:
     return "\n\n".join([*sections, "\n".join(captions(comparison))]) + "\n"
 
 
-def markdown_table(rows: Sequence[dict[str, str]]) -> str:
-    """Rows as Markdown has them, the first column left and the others right."""
-    columns = list(rows[0])
-    lines = ["| " + " | ".join(columns) + " |", "|---|" + "---:|" * (len(columns) - 1)]
-    lines += ["| " + " | ".join(_escaped(row[column]) for column in columns) + " |" for row in rows]
-    return "\n".join(lines)
-
-
-def _escaped(cell: str) -> str:
-    return cell.replace("\\", "\\\\").replace("|", "\\|")
-
-
 def captions(comparison: Comparison) -> list[str]:
     """What the numbers are, and what they leave out; the line on power stands by itself."""
     several = any(len(arm.runs) > 1 for arm in comparison.arms)
     seeds = " ± is the 95 % t-interval of the mean over seeds, spread is best seed less worst." if several else ""
     return [
         f"Held-out {comparison.metric}, mean over seeds.{seeds} Budget of a run: "
-        f"{comparison.budget['amount']:,g} {comparison.budget['kind']}. Evaluations are those of the network in "
+        f"{comparison.budget.amount:,g} {comparison.budget.kind}. Evaluations are those of the network in "
         "training iterations, at their prices; seconds are those of training iterations. The cost of a "
         "score is where the mean of the seeds' monotone curves (isotonic regression) is at it, with the costs at which "
         "its 95 % interval holds it; a score that some seed never reached has no cost.",
@@ -241,11 +224,11 @@ def print_report(console: Console, comparison: Comparison, target: float, direct
         ("Cost of a run", ("configuration", *SIZES)),
         ("Cost of a score", ("configuration", *target_columns(target))),
     ):
-        console.print(_table(title, columns, rows))
+        console.print(console_table(title, rows, columns))
     if pairs := pairs_of(comparison):
-        console.print(_table("Paired differences", NARROW, pair_rows(pairs)))
+        console.print(console_table("Paired differences", pair_rows(pairs), NARROW))
     if guided := guidance_rows(comparison):
-        console.print(_table("On the report split", list(guided[0]), guided))
+        console.print(console_table("On the report split", guided))
     for line in (comparison.prices.describe(), final_line(comparison), power_line(comparison), *comparison.notes):
         console.print(line, highlight=False, markup=False)
     console.print(f"\nThe comparison is in {directory}", highlight=False, markup=False, soft_wrap=True)
@@ -259,13 +242,3 @@ def _files(pairs: bool) -> Iterable[tuple[str, str]]:
     if pairs:
         yield "differences.png", "paired differences with their intervals"
     yield "results.json", "everything, every run's curve too"
-
-
-def _table(title: str, columns: Sequence[str], rows: Sequence[dict[str, str]]) -> Table:
-    table = Table(title=title, title_justify="left")
-    for column in columns:
-        left = column == columns[0]
-        table.add_column(column, justify="left" if left else "right", overflow="fold", min_width=14 if left else None)
-    for row in rows:
-        table.add_row(*(Text(row[column]) for column in columns))
-    return table

@@ -75,17 +75,17 @@ class Job:
 
 
 def time_all(
-    work: Work, pairs: Sequence[tuple[Candidate, Config]], earlier: dict[str, Planned]
+    work: Work, pairs: Sequence[tuple[Candidate, Config]], earlier: Sequence[Planned]
 ) -> dict[str, float | None]:
     """Seconds of an iteration of each configuration, by label; what was timed earlier is not timed again."""
-    seconds: dict[str, float | None] = {label: planned.iteration_seconds for label, planned in earlier.items()}
+    seconds: dict[str, float | None] = {one.label: one.iteration_seconds for one in earlier}
 
     def note(pair: tuple[Candidate, Config], measured: float | None) -> None:
         if measured is not None:
             work.report(f"{pair[0].label}: {measured:.3f} s an iteration")
             seconds[pair[0].label] = measured
 
-    untimed = [pair for pair in pairs if pair[0].label not in earlier]
+    untimed = [pair for pair in pairs if pair[0].label not in seconds]
     work.processes.each(lambda pair: _time_one(work, *pair), untimed, note)
     return seconds
 
@@ -123,13 +123,13 @@ def _time_one(work: Work, candidate: Candidate, config: Config) -> float | None:
 
 def train_all(work: Work, record: Record) -> None:
     """Seed after seed, so that a comparison that is cut short still compares, and a slow hour slows all alike."""
-    runs = [(number, planned) for number in range(record.seeds) for planned in record.planned.values()]
+    runs = [(number, planned) for number in range(record.seeds) for planned in record.configurations]
     jobs = [
         Job(
             planned,
             number,
-            f"[{index}/{len(runs)}] {planned.candidate.label}, seed {number}",
-            (work.out / planned.candidate.folder / f"seed-{number}" / "summary.json").is_file(),
+            f"[{index}/{len(runs)}] {planned.label}, seed {number}",
+            (work.out / planned.folder / f"seed-{number}" / "summary.json").is_file(),
         )
         for index, (number, planned) in enumerate(runs, start=1)
     ]
@@ -144,7 +144,7 @@ def train_all(work: Work, record: Record) -> None:
 
 def _run_to_completion(work: Work, job: Job) -> bool:
     """Train a run and measure it; whether it was trained."""
-    config, what = job.planned.of_seed(job.number, work.out), f"{job.planned.candidate.label}, seed {job.number}"
+    config, what = job.planned.of_seed(job.number, work.out), f"{job.planned.label}, seed {job.number}"
     try:
         if not _train(work, config, what):
             return False
@@ -164,7 +164,7 @@ def _tell(work: Work, job: Job, trained: bool) -> None:
     try:
         run, _ = read_run(Path(config.run.dir) / config.run.name, job.number, metric, plain(config))
     except DiffrlError as error:
-        work.failures.append(f"{job.planned.candidate.label}, seed {job.number}: {error}")
+        work.failures.append(f"{job.planned.label}, seed {job.number}: {error}")
         return
     took = "there already" if job.there else f"in {duration(run.curve[-1].seconds)} of training"
     before, after = run.curve[0].score, run.curve[-1].score
