@@ -113,3 +113,19 @@ def verbless(path: Path) -> list[str]:
 
 def test_docstrings_of_functions_begin_with_a_verb():
     assert [one for path in modules(NOUNS) for one in verbless(path)] == []
+
+
+def hard_to_read(path: Path) -> list[str]:
+    """Return where a conditional expression is inside another, or a star or two unpack a literal."""
+    lines = []
+    for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+        nested = isinstance(node, ast.IfExp) and any(isinstance(one, ast.IfExp) for one in ast.iter_child_nodes(node))
+        starred = isinstance(node, ast.Starred) and isinstance(node.value, ast.Tuple | ast.List | ast.Set)
+        doubly = isinstance(node, ast.keyword) and node.arg is None and isinstance(node.value, ast.Dict)
+        if nested or starred or doubly:
+            lines.append(f"{path.relative_to(ROOT)}:{node.lineno}")
+    return lines
+
+
+def test_no_condition_is_nested_and_no_literal_is_unpacked():
+    assert [one for path in modules(OPEN) for one in hard_to_read(path)] == []

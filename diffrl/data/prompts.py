@@ -201,7 +201,8 @@ def _column(table: Table, rows: list[dict[str, Any]], path: str, named: str | No
 
 def _texts(value: Any) -> tuple[str, ...]:
     """The texts of a cell without blanks around them: one, several of a list, none of what is no text."""
-    cells = [value] if isinstance(value, str) else value if isinstance(value, list | tuple) else []
+    several = value if isinstance(value, list | tuple) else []
+    cells = [value] if isinstance(value, str) else several
     return tuple(dict.fromkeys(cell.strip() for cell in cells if isinstance(cell, str) and cell.strip()))
 
 

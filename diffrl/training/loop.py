@@ -98,7 +98,12 @@ class Trainer:
         before = self.trees.velocities(trace, conditioning)
         metrics |= self.updater.update(samples.rollout, examples, predict, conditioning)
         trees = self.trees.record(
-            *(trace, samples, credit, grad_mask, examples, conditioning),
+            trace=trace,
+            samples=samples,
+            credit=credit,
+            grad_mask=grad_mask,
+            examples=examples,
+            conditioning=conditioning,
             before=before,
             skipped=int(metrics["update/skipped"]),
             learning_rate=float(s.optimizer.param_groups[0]["lr"]),  # that of the last update still stands there
