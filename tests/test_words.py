@@ -62,6 +62,9 @@ NO_VERBS = (
 )
 """Words that begin no sentence with a verb."""
 
+NO_NOUNS = ("Of", "That", "See", "Inside")
+"""Words that begin no noun."""
+
 NOUNS = (*OPEN, *(f"diffrl/{room}" for room in ("data", "doctor", "export", "studies")))
 """Rooms whose docstrings do not all begin with a verb yet."""
 
@@ -100,15 +103,15 @@ def test_no_name_is_in_nobodys_words():
 
 
 def verbless(path: Path) -> list[str]:
-    """Return the functions whose docstring begins with no verb; a property is a noun, and its docstring may be one."""
-    functions = [
-        node
-        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8")))
-        if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef)
-        and not any("property" in ast.unparse(one) for one in node.decorator_list)
-    ]
-    first = {node: (ast.get_docstring(node) or "None").split()[0].rstrip(",:;.") for node in functions}
-    return [f"{path.relative_to(ROOT)}:{node.lineno}: {word}" for node, word in first.items() if word in NO_VERBS]
+    """Return the functions whose docstring begins with no verb; that of a property may begin with a noun."""
+    wrong = []
+    for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+        if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef) and (text := ast.get_docstring(node)):
+            word = text.split()[0].rstrip(",:;.")
+            noun = any("property" in ast.unparse(one) for one in node.decorator_list)
+            if word in (NO_NOUNS if noun else NO_VERBS):
+                wrong.append(f"{path.relative_to(ROOT)}:{node.lineno}: {word}")
+    return wrong
 
 
 def test_docstrings_of_functions_begin_with_a_verb():

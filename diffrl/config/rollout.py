@@ -91,7 +91,7 @@ class OwnDynamics(DynamicsSettings):
 
     @property
     def arguments(self) -> Mapping[str, Any]:
-        """See the base class; `options`."""
+        """Its `options`."""
         return self.options
 
 

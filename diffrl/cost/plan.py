@@ -84,7 +84,7 @@ class Plan:
 
     @property
     def training_cost(self) -> int:
-        """Of the whole run, see `diffrl.cost.meter.training_cost`."""
+        """Cost of the whole run, see `diffrl.cost.meter.training_cost`."""
         counts = {f"evaluations/{name}": count for name, count in self.network_evaluations.items()}
         return int(training_cost(counts, self.checkpointing))
 
@@ -100,7 +100,7 @@ class Plan:
 
     @property
     def run_flops(self) -> int | None:
-        """Of the network in the whole run, held-out evaluations and the on-policy gate among them."""
+        """Operations of the network in the whole run, held-out evaluations and the on-policy gate among them."""
         beside = self.network_evaluations["gate"] + self.network_evaluations["evaluation"]
         return None if self.flops is None else self.flops * (self.training_cost + beside)
 

@@ -23,7 +23,7 @@ class TwoNetworks(nn.Module):
 
     @property
     def config(self) -> Any:
-        """Of the first network; both have the same sizes."""
+        """Configuration of the first network; both have the same sizes."""
         return self.high.config
 
     def forward(self, hidden_states: Tensor, timestep: Tensor, encoder_hidden_states: Tensor, **kwargs: Any) -> Any:

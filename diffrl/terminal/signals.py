@@ -1,6 +1,10 @@
 """A run that is asked to stop finishes its iteration and writes a checkpoint first, and it never hangs over it.
 
-A reward may hang, and the thread that Python gives signals to with it. So a second thread learns of signals by
+Schedulers preempt with SIGTERM and kill some time later; a user presses Ctrl-C, once or twice. A handler only remembers
+the signal, as an iteration cannot be left in the middle: other ranks wait in its collectives.
+
+Python runs handlers in the main thread, between two of its instructions. While that thread is in a reward's call that
+hangs, or waits for a rank that is gone, no handler runs. So a second thread learns of signals by
 `signal.set_wakeup_fd`, and ends the process when nobody else does. (What holds the interpreter's lock for ever holds
 that thread too; only SIGKILL ends it.)
 """
@@ -123,7 +127,7 @@ class StopSignal:
 
     @property
     def name(self) -> str:
-        """Of the signal."""
+        """Name of the signal."""
         return signal.Signals(self.number or signal.SIGTERM).name
 
     @property

@@ -49,12 +49,12 @@ class Backend(Protocol):
 
     @property
     def compute_dtype(self) -> torch.dtype:
-        """Of both operands of the matrix product, as a dispatcher sees them."""
+        """Dtype of both operands of the matrix product, as a dispatcher sees them."""
         ...
 
     @property
     def scale_dtype(self) -> torch.dtype | None:
-        """Of the block scales that the product itself takes, where it takes any but float32."""
+        """Dtype of the block scales that the product itself takes, where it takes any but float32."""
         ...
 
     @property

@@ -96,7 +96,7 @@ class Emulated(Defaults):
 
     @property
     def compute_dtype(self) -> torch.dtype:
-        """That of the rest of the network."""
+        """Dtype of the rest of the network."""
         return self.outside_dtype
 
     def on(self, device: torch.device) -> Emulated:
