@@ -43,12 +43,12 @@ class Estimate:
 
     @property
     def half_width(self) -> float | None:
-        """Half the width of the interval."""
+        """Return half the width of the interval."""
         return None if self.low is None or self.high is None else (self.high - self.low) / 2
 
     @property
     def resolved(self) -> bool:
-        """Whether the interval leaves 0 out."""
+        """Return whether the interval leaves 0 out."""
         return self.low is not None and self.high is not None and (self.low > 0 or self.high < 0)
 
 
@@ -85,7 +85,7 @@ def mean_estimate(values: Sequence[float]) -> Estimate:
 
 
 def clustered_estimate(values: Sequence[float], clusters: Sequence[Hashable]) -> Estimate:
-    """Return the mean of values in clusters, such as a prompt's images, with an interval over clusters.
+    """Return the mean of values in clusters, such as several images of a prompt, with an interval over clusters.
 
     Values of one cluster may go together in any way; clusters are taken for independent. The standard error is the
     cluster-robust one with the correction G / (G - 1) (Liang and Zeger, Biometrika 73, 1986), and Student's t has
@@ -115,7 +115,7 @@ def clustered_estimate(values: Sequence[float], clusters: Sequence[Hashable]) ->
 
 
 def _student(n: int, mean: float, sd: float | None) -> Estimate:
-    """Interval and test of a mean of n values with a sample standard deviation."""
+    """Make interval and test of a mean of n values with a sample standard deviation."""
     if sd is None:
         return Estimate(n, mean, None, None, None, None)
     from scipy.special import stdtr, stdtrit  # a page that shows an interval is not to wait for all of scipy.stats
@@ -127,7 +127,7 @@ def _student(n: int, mean: float, sd: float | None) -> Estimate:
 
 
 def holm(p_values: Sequence[float]) -> list[float]:
-    """Return Holm's p-values: below 0.05 they claim any false difference in at most 5 % of studies.
+    """Return Holm's p-values of many tests: below 0.05 they claim a false difference in at most 5 % of studies.
 
     S. Holm, Scandinavian Journal of Statistics 6 (1979).
 
@@ -146,7 +146,7 @@ def holm(p_values: Sequence[float]) -> list[float]:
 
 
 def power_of(n: int, difference: float, sd: float) -> float:
-    """Return the power of a two-sided paired t-test of level 0.05; exact, by the noncentral t.
+    """Return how probable a two-sided paired t-test of level 0.05 finds a difference; exact, by the noncentral t.
 
     Args:
         n: pairs, at least 2.

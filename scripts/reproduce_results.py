@@ -73,7 +73,7 @@ def main() -> None:
 
 
 def measure(arguments: argparse.Namespace) -> list[str]:
-    """Do what the command line asks for; the arms that lie outside of their bands."""
+    """Do what the command line asks for; returns the arms that lie outside of their bands."""
     asked = list(arguments.only or GROUPS)
     if arguments.write:
         require_room(arguments.write, asked)
@@ -101,7 +101,7 @@ def measure(arguments: argparse.Namespace) -> list[str]:
 
 
 def draw_first_figure(out: Path) -> None:
-    """Plot README's first figure, where the groups of both worlds are at hand."""
+    """Draw README's first figure, where the groups of both worlds are at hand."""
     worlds: dict[str, dict[int, list[Comparison]]] = {}
     for world, (ours, rivals) in FLAGSHIP.items():
         for name in dict.fromkeys([*ours, rivals, *BUDGETS[world]]):

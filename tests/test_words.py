@@ -39,11 +39,13 @@ NAMES = {
 LOCALS = ("found", "given", "own", "place")
 """Parameters and variables that say nothing: each is called what it is."""
 
-PUBLIC = {("diffrl/rollout/noise.py", "own")}
-"""Names that other people's code relies on."""
-
-OPEN = ("diffrl/gallery", "diffrl/tracking", "diffrl/trees")
-"""Rooms that do not keep to these names yet."""
+PUBLIC = {
+    ("diffrl/gallery/votes.py", "picture"),
+    ("diffrl/rollout/noise.py", "own"),
+    ("diffrl/tracking/store.py", "picture"),
+    ("diffrl/trees/record.py", "picture"),
+}
+"""Names that other people's code relies on, or that stand in files."""
 
 NO_VERBS = (
     "What",
@@ -65,16 +67,7 @@ NO_VERBS = (
 NO_NOUNS = ("Of", "That", "See", "Inside")
 """Words that begin no noun."""
 
-NOUNS = (*OPEN, *(f"diffrl/{room}" for room in ("data", "doctor", "export", "studies")))
-"""Rooms whose docstrings do not all begin with a verb yet."""
-
-
-def modules(but: tuple[str, ...]) -> Iterator[Path]:
-    """Yield the files outside of these rooms."""
-    for root in ("diffrl", "reward_models", "scripts"):
-        for path in sorted((ROOT / root).rglob("*.py")):
-            if not path.relative_to(ROOT).as_posix().startswith(but):
-                yield path
+MODULES = [path for room in ("diffrl", "reward_models", "scripts") for path in sorted((ROOT / room).rglob("*.py"))]
 
 
 def names(tree: ast.AST) -> Iterator[tuple[int, str]]:
@@ -99,7 +92,7 @@ def forbidden(path: Path) -> list[str]:
 
 
 def test_no_name_is_in_nobodys_words():
-    assert [one for path in modules(OPEN) for one in forbidden(path)] == []
+    assert [one for path in MODULES for one in forbidden(path)] == []
 
 
 def verbless(path: Path) -> list[str]:
@@ -115,7 +108,7 @@ def verbless(path: Path) -> list[str]:
 
 
 def test_docstrings_of_functions_begin_with_a_verb():
-    assert [one for path in modules(NOUNS) for one in verbless(path)] == []
+    assert [one for path in MODULES for one in verbless(path)] == []
 
 
 def hard_to_read(path: Path) -> list[str]:
@@ -131,4 +124,4 @@ def hard_to_read(path: Path) -> list[str]:
 
 
 def test_no_condition_is_nested_and_no_literal_is_unpacked():
-    assert [one for path in modules(OPEN) for one in hard_to_read(path)] == []
+    assert [one for path in MODULES for one in hard_to_read(path)] == []

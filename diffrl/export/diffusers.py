@@ -114,7 +114,7 @@ def export_run(run: Path, out: Path, choice: Choice = NEWEST, comfyui: bool = Fa
 
 
 def model_card(model: AlignedModel, out: Path, comfyui: Sequence[str] = ()) -> str:
-    """The card: what was trained on what, what it gained, how to use it; `comfyui` names the files for ComfyUI."""
+    """Write the card: what was trained on what, its gain, its use; `comfyui` names the files for ComfyUI."""
     config = model.config
     pipeline: Any = model.adapter.pipeline  # type: ignore[attr-defined]
     base, plain = config.model.path, config.model.dtype == "float32"
@@ -172,7 +172,7 @@ def model_card(model: AlignedModel, out: Path, comfyui: Sequence[str] = ()) -> s
 
 
 def _stock_call(model: AlignedModel) -> tuple[str, str]:
-    """What a stock call that draws what the run drew wants: lines before it, and its arguments."""
+    """Return what a stock call that draws what the run drew wants: lines before it, and its arguments."""
     config, adapter, facts = model.config, model.adapter, model.config.model.facts
     explicit = {name: value for name, value in config.model.options.items() if value is not None}
     options: dict[str, Any] = {
@@ -193,7 +193,7 @@ def _stock_call(model: AlignedModel) -> tuple[str, str]:
 
 
 def _first_lora(model: AlignedModel, out: Path) -> str:
-    """What loads the LoRA; the network's own `load_lora_adapter` would not see its alpha."""
+    """Return what loads the LoRA; the network's own `load_lora_adapter` would not see its alpha."""
     loader = model.config.model.facts.lora_loader
     if loader is None:
         return f"pipeline.load_lora_weights({str(out)!r})"
@@ -205,27 +205,27 @@ def _first_lora(model: AlignedModel, out: Path) -> str:
 
 
 def _second_lora(model: AlignedModel, out: Path) -> str:
-    """The line that loads the LoRA of a second transformer, if there is one."""
+    """Return the line that loads the LoRA of a second transformer, if there is one."""
     if "transformer_2" not in model.adapter.trainable_modules():
         return ""
     return f"\npipeline.load_lora_weights({str(out)!r}, weight_name={SECOND_LORA!r}, load_into_transformer_2=True)"
 
 
 def _comfyui_use(files: Sequence[str]) -> list[str]:
-    """How the files for ComfyUI are used, if there are any."""
+    """Return how the files for ComfyUI are used, if there are any."""
     use = COMFYUI_USE_OF_TWO if len(files) > 1 else COMFYUI_USE
     return [use.format(files=" and ".join(f"`{file}`" for file in files)), ""] if files else []
 
 
 def _method(kind: str) -> str:
-    """What an objective is called: by its name, or where it is one's own by its path."""
+    """Return what an objective is called: by its name, or where it is one's own by its path."""
     if kind == "tilt":
         return "tree tilt"
     return f"`{kind}`" if ":" in kind else kind.upper()
 
 
 def _origin(config: Config) -> str:
-    """What the run began with, where that was not the base itself."""
+    """Return what the run began with, where that was not the base itself."""
     begun, start = config.model.init_from, config.model.lora_start
     if start is not None:
         return f" from the LoRA {start.path}"
@@ -233,7 +233,7 @@ def _origin(config: Config) -> str:
 
 
 def _prompt_notes(run_dir: Path) -> list[str]:
-    """What the run's record says of its prompts: cut, trained on and evaluated, beyond what a reward can score."""
+    """Quote the run's record of its prompts: cut, trained on and evaluated, or beyond what a reward can score."""
     try:
         noted = read_object(run_dir / "environment.json", missing={}).get("prompts")
     except ConfigError:  # a damaged record takes no weights from anybody
@@ -242,7 +242,7 @@ def _prompt_notes(run_dir: Path) -> list[str]:
 
 
 def _gains(model: AlignedModel) -> list[str]:
-    """The held-out table of the exported iteration, if that was evaluated."""
+    """Return the held-out table of the exported iteration, if that was evaluated."""
     path, step = model.run_dir / "metrics.jsonl", model.checkpoint.step
     rows = [row for row in read_metrics(path) if row.get("iteration", 0) <= step] if path.is_file() else []
     if not any(row.get("iteration") == step and any(key.startswith("held_out/") for key in row) for row in rows):

@@ -70,7 +70,7 @@ class Measured:
 
     @property
     def label(self) -> str:
-        """A name for a folder: "aligned", or with guidance "aligned-cfg3"."""
+        """Return a name for a folder: "aligned", or with guidance "aligned-cfg3"."""
         return self.weights if self.guidance_scale == 1 else f"{self.weights}-cfg{self.guidance_scale:g}"
 
     def as_json(self) -> dict[str, Any]:
@@ -88,7 +88,7 @@ def measured(
     digest: str | None,
     variety: Mapping[str, float] | None = None,
 ) -> Measured:
-    """The row of an evaluation by one process; `listed` are its source's prompts, `Measured` tells of the others."""
+    """Make the row of an evaluation by one process; `listed` counts its source's prompts, see `Measured`."""
     split, keys = split_of(source), [prompt.key for prompt in evaluation.prompts]
     return Measured(
         weights=weights,
@@ -137,7 +137,7 @@ def interval(values: Tensor, prompts: Sequence[Hashable]) -> tuple[float, float]
 
 
 def digest(weights: Mapping[str, Tensor]) -> str:
-    """sha256 of named tensors: names, types, shapes and bytes, in the order of the names."""
+    """Return the sha256 of named tensors: names, types, shapes and bytes, in the order of the names."""
     whole = hashlib.sha256()
     for name in sorted(weights):
         tensor = weights[name].detach().cpu().contiguous()
@@ -147,7 +147,7 @@ def digest(weights: Mapping[str, Tensor]) -> str:
 
 
 def table_of(rows: Sequence[Measured]) -> Table:
-    """One line a row: mean and interval of each reward.
+    """Return one line a row: mean and interval of each reward.
 
     Args:
         rows: at least one, of the same prompts, steps and noise.

@@ -149,11 +149,14 @@ def tree_part(run: RunSource) -> dict[str, Any]:
         from diffrl.gallery.trees.story import story
         from diffrl.gallery.trees.view import tree_view
 
-        view, picture = tree_view(record), _pictures(run.path / TREES / record.name)
-        figure, sections = tree_figure(view, picture), story(view)
+        view, image_of = tree_view(record), _images(run.path / TREES / record.name)
+        figure, sections = tree_figure(view, image_of), story(view)
         shown = [one.strip for one in sections if one.strip is not None]
         files = {node: split_images(record.nodes[node]) for node in shown}
-        strips = {node: [(label, uri) for label, file in own if (uri := picture(file))] for node, own in files.items()}
+        strips = {
+            node: [(label, uri) for label, file in of_node if (uri := image_of(file))]
+            for node, of_node in files.items()
+        }
         return {
             "figure": figure,
             "names": view.names,
@@ -167,7 +170,7 @@ def tree_part(run: RunSource) -> dict[str, Any]:
 
 
 def telling_tree(run_dir: Path) -> tuple[TreeRecord | None, str]:
-    """Of the first iteration that has trees with different rewards, the tree whose rewards differ most.
+    """Return the tree whose rewards differ most, of the first iteration that has trees with different rewards.
 
     The first updates change the most, and there most is left to be learned; the last ones have little to tell.
 
@@ -202,11 +205,11 @@ def _spread(record: TreeRecord) -> float:
     return max(totals) - min(totals) if totals else 0.0
 
 
-def _pictures(folder: Path) -> Callable[[str], str]:
-    """Gives pictures of a tree until they add up to `TREE_BYTES`."""
+def _images(folder: Path) -> Callable[[str], str]:
+    """Return what gives images of a tree until they add up to `TREE_BYTES`."""
     left = TREE_BYTES
 
-    def picture(file: str) -> str:
+    def image_of(file: str) -> str:
         nonlocal left
         path = (folder / file).resolve()
         if left <= 0 or path.parent != folder.resolve():
@@ -218,4 +221,4 @@ def _pictures(folder: Path) -> Callable[[str], str]:
         left -= len(uri)
         return uri
 
-    return picture
+    return image_of

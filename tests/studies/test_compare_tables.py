@@ -9,7 +9,6 @@ import pytest
 from PIL import Image
 from rich.console import Console
 
-from diffrl.cli import main
 from diffrl.cost.prices import parse_prices
 from diffrl.display import COLORS
 from diffrl.errors import ConfigError, DiffrlError
@@ -198,18 +197,6 @@ def test_figure_holds_twelve_configurations(tmp_path):
     write_report(collect(tmp_path), tmp_path, 0.6)
     colors = {color for _, color in Image.open(tmp_path / "figure.png").convert("RGB").getcolors(2**24)}
     assert {tuple(bytes.fromhex(color[1:])) for color in COLORS} <= colors
-
-
-def test_report_only_reads_what_is_there(comparison, capsys):
-    with pytest.raises(SystemExit) as stop:
-        main(["compare", "--report-only", "--out", str(comparison), "--target", "0.7"])
-    assert not stop.value.code and (comparison / "figure.png").is_file()
-    shown = capsys.readouterr().out
-    assert (
-        "steep" in shown
-        and "seconds to 0.7" in shown
-        and "flat: 1 of 3 runs not finished and left out (seed 2)." in shown
-    )
 
 
 def test_console_shows_every_column_in_eighty_characters(comparison):

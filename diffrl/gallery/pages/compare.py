@@ -22,13 +22,13 @@ from diffrl.gallery.compare import (
     Matched,
     Row,
     arrange,
+    filter_by_images,
     filter_by_judgement,
     filter_by_prompt,
     filter_by_range,
     filter_by_scores,
     likeness,
     match,
-    pictured,
     summarise,
 )
 from diffrl.gallery.errors import GalleryError
@@ -137,7 +137,7 @@ def scatters(columns: Sequence[Column], asked: Wanted, pair: Versus, shown: Join
     for name in [asked.reward, *others]:
         if name is not None:
             matched, briefs = shown if name == asked.reward else joined(columns, name)
-            kept = {row.order for row in pictured(matched.rows, briefs, (pair.of, pair.against))}
+            kept = {row.order for row in filter_by_images(matched.rows, briefs, (pair.of, pair.against))}
             drawings.append(scatter(name, paired(matched, pair), kept, name in asked.lower))
     return [drawing for drawing in drawings if drawing is not None]
 
@@ -182,9 +182,8 @@ def _is_run(site: Site, query: Query) -> bool:
     """Return whether the address, or the gallery's only source, is a run; a folder has no pages of its own."""
     if query.all("columns"):
         return False
-    source = (
-        site.source(query.text("run")) if query.text("run") else site.sources[0] if len(site.sources) == 1 else None
-    )
+    only = site.sources[0] if len(site.sources) == 1 else None
+    source = site.source(query.text("run")) if query.text("run") else only
     return isinstance(source, RunSource)
 
 
@@ -224,7 +223,7 @@ def of_folders(columns: Sequence[Column]) -> list[str]:
 
 
 def groups(sources: Sequence[Source], columns: Sequence[Column]) -> list[tuple[str, list[tuple[str, str]]]]:
-    """What a column can be, in groups with a title: key and words of a source's states, those of training apart."""
+    """Return columns to choose in titled groups: key and words of a source's states, those of training apart."""
     titled = []
     for source in sources:
         kept = [column.state for column in columns if column.source is source]

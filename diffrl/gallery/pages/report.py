@@ -29,7 +29,7 @@ def report(site: Site, query: Query) -> Answer:
 
 
 def values_of(site: Site, run: RunSource) -> Mapping[str, Any]:
-    """What the report shows, made once for what the run has written: its curves take matplotlib a second and more."""
+    """Return what the report shows, made once for what the run has written: its curves take a second and more."""
     try:
         state = progress(run).state  # which changes by the time that passes alone
     except GalleryError:

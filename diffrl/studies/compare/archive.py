@@ -118,7 +118,7 @@ def _run(path: Path, folder: str, seed: int) -> ArchivedRun:
 
 
 def _rows(rows: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
-    """The rows with a held-out evaluation, with what all rows since the one before have spent."""
+    """Return the rows with a held-out evaluation, with what all rows since the one before have spent."""
     kept, spent = [], dict[str, float]()
     for row in rows:
         for name, value in row.items():
@@ -133,7 +133,7 @@ def _rows(rows: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
 
 
 def _rewards(means: Mapping[str, float]) -> dict[str, float | None]:
-    """Without the parts of rewards."""
+    """Return without the parts of rewards."""
     return _short({name: value for name, value in means.items() if "/" not in name})
 
 

@@ -39,7 +39,7 @@ class Candidate:
 
     @property
     def folder(self) -> str:
-        """Name of the folder of its runs."""
+        """Return name of the folder of its runs."""
         return re.sub(r"[^A-Za-z0-9._]+", "-", self.label).strip("-.")[:FOLDER_LENGTH]
 
 
@@ -56,7 +56,7 @@ class Budget:
     amount: Number
 
     def iterations(self, unit: float) -> int:
-        """How many iterations it pays for.
+        """Return how many iterations it pays for.
 
         Args:
             unit: evaluations or seconds of one iteration.

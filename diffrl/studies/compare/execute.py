@@ -137,7 +137,7 @@ def show_report(
 
 
 def runs_at_once(jobs: int | None, budget: Budget, configs: Sequence[Config]) -> int:
-    """How many runs go on at once.
+    """Return how many runs go on at once.
 
     Args:
         jobs: as asked for; None leaves it to the machine: its cores, but one on a GPU or for a budget in seconds.
@@ -157,7 +157,7 @@ def runs_at_once(jobs: int | None, budget: Budget, configs: Sequence[Config]) ->
 
 
 def choose_seeds(request: CompareRequest, console: Console) -> int:
-    """How many runs each configuration gets; with `detect` as many as resolve it, and never fewer than there are.
+    """Return how many runs each configuration gets; with `detect` as many as resolve it, never fewer than there are.
 
     Raises:
         ConfigError: seeds are given twice, or nothing tells how far seeds are apart.
@@ -173,7 +173,7 @@ def choose_seeds(request: CompareRequest, console: Console) -> int:
 
 
 def seeds_for(out: Path, metric: str | None, detect: float, sd: float | None, console: Console) -> int:
-    """How many seeds resolve a difference, told on the console.
+    """Return how many seeds resolve a difference, told on the console.
 
     Args:
         out: a comparison, for the measured sd of paired differences.

@@ -75,7 +75,7 @@ def _draw_arm(axes: Any, arm: Arm, cost: str, index: int, banded: bool) -> Any:
 
 
 def _keep_to_what_is_drawn(axes: Any, comparison: Comparison, target: float | None, seeds: bool) -> None:
-    """Heights from the seeds' own scores, or the means alone: intervals of two or three seeds would flatten all."""
+    """Set heights by the seeds' scores, or the means alone: intervals of two or three seeds would flatten all."""
     arms = [arm for arm in comparison.arms if arm.runs]
     if seeds:
         scores = [point.score for arm in arms for run in arm.runs for point in run.curve]
@@ -145,12 +145,12 @@ def draw_power(sd: float, seeds: int, destination: Path, metric: str, most: int 
 
 
 def _plain(text: str) -> str:
-    """Without formulas, which two $ would begin and end."""
+    """Return without formulas, which two $ would begin and end."""
     return text.replace("$", r"\$")
 
 
 def _short(value: float, _: object = None) -> str:
-    """250000 as 250k."""
+    """Write 250000 as 250k."""
     for size, unit in ((1e9, "G"), (1e6, "M"), (1e3, "k")):
         if abs(value) >= size:
             return f"{value / size:g}{unit}"
@@ -158,6 +158,6 @@ def _short(value: float, _: object = None) -> str:
 
 
 def _legend_columns(comparison: Comparison) -> int:
-    """As many as fit below the panels beside each other."""
+    """Return as many as fit below the panels beside each other."""
     longest = max((len(arm.label) for arm in comparison.arms), default=1)
     return max(1, min(4, len(comparison.arms), 130 // (longest + 7)))

@@ -54,7 +54,7 @@ class Planned(Stored):
 
     @property
     def settings(self) -> dict[str, Any]:
-        """The configuration as JSON has it."""
+        """Return the configuration as JSON has it."""
         return self.config.model_dump(exclude_unset=True)
 
     def resolve(self, where: Path) -> Config:
@@ -257,23 +257,23 @@ def _flat(node: dict[str, Any], prefix: str = "") -> dict[str, Any]:
 
 
 def _essence(config: Config) -> dict[str, Any]:
-    """What a user decides: all but the keys that a comparison sets."""
+    """Return what a user decides: all but the keys that a comparison sets."""
     data = plain(config)
     return data | {"run": {key: value for key, value in data["run"].items() if key not in DECIDED}}
 
 
 def same_run(one: Config, other: Config) -> bool:
-    """Whether two configurations train the same, wherever they are kept."""
+    """Return whether two configurations train the same, wherever they are kept."""
     return changed(one, run={"dir": "-"}) == changed(other, run={"dir": "-"})
 
 
 def plain(config: Config) -> dict[str, Any]:
-    """A configuration as JSON has it."""
+    """Return a configuration as JSON has it."""
     return config.model_dump(mode="json")
 
 
 def changed(config: Config, **sections: dict[str, Any]) -> Config:
-    """A configuration with other values in some sections, checked again.
+    """Return a configuration with other values in some sections, checked again.
 
     Raises:
         ConfigError: the values do not fit.

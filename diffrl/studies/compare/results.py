@@ -48,11 +48,11 @@ class RunResult:
 
     @property
     def gain(self) -> float:
-        """Score after training less the score before, on the curve's prompts."""
+        """Return score after training less the score before, on the curve's prompts."""
         return self.curve[-1].score - self.curve[0].score
 
     def cost_to(self, target: float, cost: str) -> float | None:
-        """Evaluations, seconds or iterations to a score, on the run's monotone curve; None if it is not reached."""
+        """Return the cost of a score on the run's monotone curve; None if it is not reached."""
         return cost_of_run(self.curve, target, cost)
 
 
@@ -72,7 +72,7 @@ class Arm:
 
     @property
     def label(self) -> str:
-        """Name in table and figure."""
+        """Return name in table and figure."""
         return self.plan.label
 
     @property
@@ -82,49 +82,49 @@ class Arm:
 
     @property
     def report(self) -> str | None:
-        """Source of the prompts of its final number; None without a world."""
+        """Return source of the prompts of its final number; None without a world."""
         return report_source(self.plan.settings)
 
     @property
     def before(self) -> float:
-        """Mean score before training."""
+        """Return mean score before training."""
         return self.mean(lambda run: run.curve[0].score)
 
     @property
     def after(self) -> Estimate:
-        """Score after training, on the prompts of the curve."""
+        """Return score after training, on the prompts of the curve."""
         return mean_estimate([run.curve[-1].score for run in self.runs])
 
     @property
     def gain(self) -> float:
-        """Mean gain of the runs."""
+        """Return mean gain of the runs."""
         return self.mean(lambda run: run.gain)
 
     @property
     def spread(self) -> float:
-        """Best score after training less the worst."""
+        """Return best score after training less the worst."""
         scores = [run.curve[-1].score for run in self.runs]
         return max(scores) - min(scores)
 
     @property
     def peak_memory_bytes(self) -> int:
-        """The most memory that any of the runs held."""
+        """Return the most memory that any of the runs held."""
         return max(run.peak_memory_bytes for run in self.runs)
 
     def mean(self, value: Callable[[RunResult], float]) -> float:
-        """Mean of a number over the runs."""
+        """Return mean of a number over the runs."""
         return statistics.fmean(map(value, self.runs))
 
     def cost(self, cost: str) -> float:
-        """Mean evaluations or seconds of a run."""
+        """Return mean evaluations or seconds of a run."""
         return self.mean(lambda run: getattr(run.curve[-1], cost))
 
     def cost_to(self, target: float, cost: str) -> Reached:
-        """Evaluations or seconds to a score, see `curves.cost_to`."""
+        """Return evaluations or seconds to a score, see `curves.cost_to`."""
         return cost_to([run.curve for run in self.runs], target, cost)
 
     def on_report(self, weights: str, guidance_scale: float) -> Estimate | None:
-        """The metric on the report split over the runs that were measured so; None if none was.
+        """Return the metric on the report split over the runs that were measured so; None if none was.
 
         Args:
             weights: "aligned" or "base".
@@ -135,7 +135,7 @@ class Arm:
         return mean_estimate(values) if values else None
 
     def band(self, cost: str) -> tuple[list[float], list[Estimate]]:
-        """Mean cost and score, both as measured, after each iteration that every run was evaluated after."""
+        """Return mean cost and score, both as measured, after each iteration that every run was evaluated after."""
         curves = [{point.iteration: point for point in run.curve} for run in self.runs]
         shared = sorted(set.intersection(*(set(curve) for curve in curves)))
         points = [[curve[iteration] for curve in curves] for iteration in shared]
@@ -165,7 +165,7 @@ class Comparison:
 
     @property
     def final(self) -> str | None:
-        """Source of the prompts of the final numbers: the report split, if the runs have their numbers there.
+        """Return source of the prompts of the final numbers: the report split, if the runs have their numbers there.
 
         None if no run has one, and where there is no such split: the curve's last point stands in.
         """
@@ -174,11 +174,11 @@ class Comparison:
         return self.arms[0].report if runs and measured else None
 
     def score(self, arm: Arm, run: RunResult) -> float:
-        """The final number of a run of an arm, see `final`."""
+        """Return the final number of a run of an arm, see `final`."""
         return run.curve[-1].score if self.final is None else run.reported[ALIGNED, arm.guidance_scale]
 
     def mean_score(self, arm: Arm) -> Estimate:
-        """The final number of an arm over its seeds, at least one."""
+        """Return the final number of an arm over its seeds, at least one."""
         return mean_estimate([self.score(arm, run) for run in arm.runs])
 
 
@@ -229,7 +229,7 @@ def collect(directory: str | Path, metric: str | None = None, prices: Prices | N
 
 
 def only_measured(arms: Sequence[Arm]) -> tuple[list[Arm], list[str]]:
-    """Where some runs have their number on the report split, those that have none are left out, and named.
+    """Return where some runs have their number on the report split, those that have none are left out, and named.
 
     They were interrupted, or measured otherwise. Where no run has one, all are kept: the curve's prompts stand in.
     """
@@ -253,7 +253,7 @@ def only_measured(arms: Sequence[Arm]) -> tuple[list[Arm], list[str]]:
 def read_run(
     path: Path, number: int, metric: str, config: Mapping[str, Any], prices: Prices = EQUAL
 ) -> tuple[RunResult, int]:
-    """A finished run, and how many of its evaluations have no score.
+    """Return a finished run, and how many of its evaluations have no score.
 
     Args:
         path: its directory.
@@ -299,7 +299,7 @@ def read_run(
 
 
 def priced(rows: Sequence[Mapping[str, Any]], config: Mapping[str, Any], prices: Prices) -> dict[int, float]:
-    """What training had cost after each iteration, by a price table.
+    """Return what training had cost after each iteration, by a price table.
 
     Args:
         rows: of metrics.jsonl, all of them, in order.

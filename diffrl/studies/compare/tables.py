@@ -42,7 +42,7 @@ def write_report(comparison: Comparison, directory: str | Path, target: float) -
 
 
 def results(comparison: Comparison, target: float) -> dict[str, Any]:
-    """Everything, curves included, ready for JSON."""
+    """Return everything, curves included, ready for JSON."""
     return {
         "metric": comparison.metric,
         "budget": asdict(comparison.budget),
@@ -87,7 +87,7 @@ def _summary(arm: Arm, target: float) -> dict[str, Any]:
 
 
 def table_rows(comparison: Comparison, target: float) -> list[dict[str, str]]:
-    """One row a configuration, as text: column -> cell."""
+    """Return one row a configuration, as text: column -> cell."""
     return [_row(arm, target) for arm in comparison.arms]
 
 
@@ -116,17 +116,17 @@ def _row(arm: Arm, target: float) -> dict[str, str]:
 
 
 def mean_text(estimate: Estimate | None) -> str:
-    """0.812 ± 0.021: a mean and half of its 95 % interval; one value alone without."""
+    """Write 0.812 ± 0.021: a mean and half of its 95 % interval; one value alone without."""
     return NOTHING if estimate is None else plus_minus(estimate.mean, estimate.half_width)
 
 
 def target_columns(target: float) -> tuple[str, str]:
-    """Names of the columns that tell what a score cost."""
+    """Return names of the columns that tell what a score cost."""
     return f"evaluations to {target:g}", f"seconds to {target:g}"
 
 
 def cost_text(reached: Reached, form: str) -> str:
-    """2,000 (1,200 to 2,900); an end beyond the budget is "more"."""
+    """Write 2,000 (1,200 to 2,900); an end beyond the budget is "more"."""
     if reached.cost is None:
         return f"reached by {reached.reached} of {reached.runs}"
     if reached.low is None:
@@ -136,7 +136,7 @@ def cost_text(reached: Reached, form: str) -> str:
 
 
 def pair_rows(pairs: Sequence[Pair]) -> list[dict[str, str]]:
-    """One row a pair, as text: column -> cell."""
+    """Return one row a pair, as text: column -> cell."""
     rows = []
     for pair in pairs:
         d = pair.difference
@@ -148,7 +148,7 @@ def pair_rows(pairs: Sequence[Pair]) -> list[dict[str, str]]:
 
 
 def guidance_rows(comparison: Comparison) -> list[dict[str, str]]:
-    """One row a configuration on the report split: base and aligned, at every guidance that was measured.
+    """Return one row a configuration on the report split: base and aligned, at every guidance that was measured.
 
     The model before alignment is the same for every seed and is measured once.
     """
@@ -167,12 +167,12 @@ def _order(key: tuple[str, float]) -> tuple[bool, float]:
 
 
 def guidance_column(weights: str, guidance_scale: float) -> str:
-    """The name of a column: "aligned", or "aligned + CFG 3"."""
+    """Return the name of a column: "aligned", or "aligned + CFG 3"."""
     return weights if guidance_scale == 1 else f"{weights} + CFG {guidance_scale:g}"
 
 
 def markdown(comparison: Comparison, target: float) -> str:
-    """The tables with what their columns mean below."""
+    """Return the tables with what their columns mean below."""
     sections = [markdown_table(table_rows(comparison, target))]
     if pairs := pairs_of(comparison):
         sections.append(f"Paired differences of held-out {comparison.metric}:\n\n{markdown_table(pair_rows(pairs))}")
@@ -183,7 +183,7 @@ def markdown(comparison: Comparison, target: float) -> str:
 
 
 def captions(comparison: Comparison) -> list[str]:
-    """What the numbers are, and what they leave out; the line on power stands by itself."""
+    """Return what the numbers are, and what they leave out; the line on power stands by itself."""
     several = any(len(arm.runs) > 1 for arm in comparison.arms)
     seeds = " ± is the 95 % t-interval of the mean over seeds, spread is best seed less worst." if several else ""
     return [
@@ -203,7 +203,7 @@ def captions(comparison: Comparison) -> list[str]:
 
 
 def final_line(comparison: Comparison) -> str:
-    """Which prompts the final numbers are of."""
+    """Return which prompts the final numbers are of."""
     if comparison.final is not None:
         return (
             f"Final numbers, and differences, are of {comparison.final}, which nothing was chosen by; before, "
@@ -217,7 +217,7 @@ def final_line(comparison: Comparison) -> str:
 
 
 def print_report(console: Console, comparison: Comparison, target: float, directory: Path) -> None:
-    """Tables that fit a terminal: scores, what the runs cost, what the target cost, pairs, guidance; then the power."""
+    """Print tables that fit a terminal: scores, what the runs cost, what the target cost, pairs, guidance, power."""
     rows = table_rows(comparison, target)
     for title, columns in (
         (f"Held-out {comparison.metric}", SCORES[:-1]),

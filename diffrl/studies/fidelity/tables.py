@@ -39,7 +39,7 @@ def grids(fidelity: Fidelity) -> dict[str, list[dict[str, str]]]:
 
 
 def notes(fidelity: Fidelity) -> list[str]:
-    """How to read the tables."""
+    """Return how to read the tables."""
     s, truth = fidelity.settings, fidelity.truth
     prompts, left_out = len(s["prompts"]), len(fidelity.without_spread)
     lines = [
@@ -78,7 +78,7 @@ def tables(fidelity: Fidelity) -> list[Table]:
 
 
 def markdown(fidelity: Fidelity) -> str:
-    """Both tables and how to read them."""
+    """Write both tables and how to read them."""
     settings = fidelity.settings
     model = settings["config"]["model"]["path"] if settings["run"] is None else settings["run"]
     blocks = [f"# Fidelity of cheap pools: {model}", *notes(fidelity), "![tau and top match](fidelity.png)"]
@@ -133,7 +133,7 @@ def draw_fidelity(fidelity: Fidelity, destination: Path) -> None:
 
 
 def _aside(number: int, count: int) -> float:
-    """A little to the side, so that error bars do not hide each other."""
+    """Return a little to the side, so that error bars do not hide each other."""
     return 0.05 * (number - (count - 1) / 2)
 
 
