@@ -323,7 +323,7 @@ class Iteration:
         credit: what these deserve.
         grad_mask: (N,) bool, False for nodes whose edges pruning took out of the gradient.
         metrics: of rewards, credit and updates.
-        trees: its first prompts as documents (`trees.pictures.KeptTree`), made once, when they are asked for.
+        trees: its first prompts as documents (`trees.images.KeptTree`), made once, when they are asked for.
     """
 
     number: int

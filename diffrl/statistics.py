@@ -43,17 +43,17 @@ class Estimate:
 
     @property
     def half_width(self) -> float | None:
-        """Half the width of the interval."""
+        """Return half the width of the interval."""
         return None if self.low is None or self.high is None else (self.high - self.low) / 2
 
     @property
     def resolved(self) -> bool:
-        """Whether the interval leaves 0 out."""
+        """Return whether the interval leaves 0 out."""
         return self.low is not None and self.high is not None and (self.low > 0 or self.high < 0)
 
 
 def paired_difference(second: Sequence[float], first: Sequence[float]) -> Estimate:
-    """The mean of `second` less `first`, pair by pair: the paired t-test and its interval.
+    """Return the mean of `second` less `first`, pair by pair: the paired t-test and its interval.
 
     Differences are taken for independent draws from a normal distribution; the pairs' own values may be anything.
 
@@ -68,7 +68,7 @@ def paired_difference(second: Sequence[float], first: Sequence[float]) -> Estima
 
 
 def mean_estimate(values: Sequence[float]) -> Estimate:
-    """The mean of independent values with Student's interval and test.
+    """Return the mean of independent values with Student's interval and test.
 
     Values that are all equal have an interval of no width; p is then 1 at a mean of 0, else 0.
 
@@ -85,7 +85,7 @@ def mean_estimate(values: Sequence[float]) -> Estimate:
 
 
 def clustered_estimate(values: Sequence[float], clusters: Sequence[Hashable]) -> Estimate:
-    """The mean of values that come in clusters, such as several images of a prompt, with an interval over clusters.
+    """Return the mean of values in clusters, such as several images of a prompt, with an interval over clusters.
 
     Values of one cluster may go together in any way; clusters are taken for independent. The standard error is the
     cluster-robust one with the correction G / (G - 1) (Liang and Zeger, Biometrika 73, 1986), and Student's t has
@@ -115,7 +115,7 @@ def clustered_estimate(values: Sequence[float], clusters: Sequence[Hashable]) ->
 
 
 def _student(n: int, mean: float, sd: float | None) -> Estimate:
-    """Interval and test of a mean of n values with a sample standard deviation."""
+    """Make interval and test of a mean of n values with a sample standard deviation."""
     if sd is None:
         return Estimate(n, mean, None, None, None, None)
     from scipy.special import stdtr, stdtrit  # a page that shows an interval is not to wait for all of scipy.stats
@@ -127,7 +127,7 @@ def _student(n: int, mean: float, sd: float | None) -> Estimate:
 
 
 def holm(p_values: Sequence[float]) -> list[float]:
-    """Holm's p-values for as many tests at once: below 0.05 they claim any false difference in at most 5 % of studies.
+    """Return Holm's p-values of many tests: below 0.05 they claim a false difference in at most 5 % of studies.
 
     S. Holm, Scandinavian Journal of Statistics 6 (1979).
 
@@ -146,7 +146,7 @@ def holm(p_values: Sequence[float]) -> list[float]:
 
 
 def power_of(n: int, difference: float, sd: float) -> float:
-    """How probable a two-sided paired t-test of level 0.05 finds a difference; exact, by the noncentral t.
+    """Return how probable a two-sided paired t-test of level 0.05 finds a difference; exact, by the noncentral t.
 
     Args:
         n: pairs, at least 2.
@@ -161,7 +161,7 @@ def power_of(n: int, difference: float, sd: float) -> float:
 
 
 def detectable(n: int, sd: float) -> float:
-    """The least difference that n pairs find with power 0.8; in the unit of sd, 0 if sd is 0.
+    """Return the least difference that n pairs find with power 0.8; in the unit of sd, 0 if sd is 0.
 
     Args:
         n: pairs, at least 2.
@@ -172,7 +172,7 @@ def detectable(n: int, sd: float) -> float:
 
 @cache
 def _detectable_shift(n: int) -> float:
-    """The noncentrality at which power is reached, in units of sd / sqrt(n)."""
+    """Return the noncentrality at which power is reached, in units of sd / sqrt(n)."""
     low, high = 0.0, 1.0
     while power_of(n, high / math.sqrt(n), 1.0) < POWER:
         high *= 2
@@ -183,7 +183,7 @@ def _detectable_shift(n: int) -> float:
 
 
 def pairs_needed(difference: float, sd: float) -> int:
-    """The least number of pairs, at least 2, that finds a difference with power 0.8.
+    """Return the least number of pairs, at least 2, that finds a difference with power 0.8.
 
     Args:
         difference: above 0, in the unit of sd.
@@ -204,7 +204,7 @@ def pairs_needed(difference: float, sd: float) -> int:
 
 
 def sd_interval(sd: float, n: int) -> tuple[float, float]:
-    """The 95 % interval of a standard deviation of normal values, by chi-squared: how well n values know their spread.
+    """Return the 95 % interval of a standard deviation of normal values, by chi-squared.
 
     Args:
         sd: sample standard deviation.

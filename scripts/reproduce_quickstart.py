@@ -19,6 +19,7 @@ from pathlib import Path
 from typing import Any
 
 from diffrl.config.load import load_config
+from diffrl.display import markdown_table
 
 GUIDANCE = 3
 
@@ -52,15 +53,14 @@ def table(runs: Sequence[Path], prompts: str, rewards: Sequence[str]) -> str:
                 columns.setdefault(f"{reward}: {row['weights']}{guided}", []).append(row["means"][reward])
         seconds = json.loads((run / "summary.json").read_text(encoding="utf-8"))["seconds"]
         columns.setdefault("minutes", []).append(sum(seconds.values()) / 60)
-    lines = ["| seed | " + " | ".join(columns) + " |", "|---" * (len(columns) + 1) + "|"]
-    for i, run in enumerate(runs):
-        cells = " | ".join(f"{values[i]:.3f}" for values in columns.values())
-        lines.append(f"| {run.name.removeprefix('seed-')} | {cells} |")
-    lines.append("| mean | " + " | ".join(f"{statistics.mean(values):.3f}" for values in columns.values()) + " |")
+    rows = [
+        {"seed": run.name.removeprefix("seed-")} | {name: f"{values[i]:.3f}" for name, values in columns.items()}
+        for i, run in enumerate(runs)
+    ]
+    rows.append({"seed": "mean"} | {name: f"{statistics.mean(values):.3f}" for name, values in columns.items()})
     if len(runs) > 1:
-        spread = (f"{statistics.stdev(values):.3f}" for values in columns.values())
-        lines.append("| spread | " + " | ".join(spread) + " |")
-    return "\n".join(lines)
+        rows.append({"seed": "spread"} | {name: f"{statistics.stdev(values):.3f}" for name, values in columns.items()})
+    return markdown_table(rows)
 
 
 def main() -> int:

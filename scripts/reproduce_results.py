@@ -33,13 +33,14 @@ from measuring.tables import (
 )
 from rich.console import Console
 
+from diffrl.display import markdown_table
 from diffrl.errors import DiffrlError
 from diffrl.studies.compare import CompareRequest, collect, compare, write_report
 from diffrl.studies.compare.archive import pack, unpack
 from diffrl.studies.compare.figures import draw_power
 from diffrl.studies.compare.pairs import pairs_of
 from diffrl.studies.compare.results import Comparison
-from diffrl.studies.compare.tables import guidance_rows, markdown_table
+from diffrl.studies.compare.tables import guidance_rows
 
 MEASURED = Path("docs/measured")
 FIRST_FIGURE = Path("assets/readme/comparison.png")
@@ -72,7 +73,7 @@ def main() -> None:
 
 
 def measure(arguments: argparse.Namespace) -> list[str]:
-    """Do what the command line asks for; the arms that lie outside of their bands."""
+    """Do what the command line asks for; returns the arms that lie outside of their bands."""
     asked = list(arguments.only or GROUPS)
     if arguments.write:
         require_room(arguments.write, asked)
@@ -100,7 +101,7 @@ def measure(arguments: argparse.Namespace) -> list[str]:
 
 
 def draw_first_figure(out: Path) -> None:
-    """README's first figure, where the groups of both worlds are at hand."""
+    """Draw README's first figure, where the groups of both worlds are at hand."""
     worlds: dict[str, dict[int, list[Comparison]]] = {}
     for world, (ours, rivals) in FLAGSHIP.items():
         for name in dict.fromkeys([*ours, rivals, *BUDGETS[world]]):

@@ -45,6 +45,7 @@ def method_of(config):
     }
 
 
+@pytest.mark.long
 def test_every_file_is_what_the_tables_and_the_planner_say():
     stale = [file.relative_to(ROOT) for file, text in files() if file.read_text(encoding="utf-8") != text]
     assert not stale, f"python scripts/make_recipes.py rewrites {stale}"

@@ -144,7 +144,6 @@ def test_nothing_is_drawn_for_a_reward_that_does_not_exist(score, random_sd3, tm
         (["--pipeline", "x"], "go together"),
         (["IN", "--pipeline", "x", "--images", "y"], "and not both"),
         ([], "diffrl score --pipeline generates some"),
-        (["--check", "shapes"], " rewards check NAME."),
     ],
 )
 def test_what_is_drawn_and_what_is_scored_is_one_thing(score, tmp_path, arguments, expected):

@@ -8,8 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, field, replace
-from typing import Any
+from dataclasses import dataclass, field, replace
 
 from diffrl.cost.meter import CHECKPOINTED, TRAINED, UNGRADED
 from diffrl.errors import ConfigError
@@ -72,10 +71,6 @@ class Prices:
         low = 0.0 if precision is None else explored * self.exploring(precision)
         rest = sum(counts.get(name, 0) for name in UNGRADED if name != "explore")
         return low + rest + (self.checkpointed if checkpointing else self.trained) * counts.get("update", 0)
-
-    def to_json(self) -> dict[str, Any]:
-        """Return the table as JSON has it."""
-        return asdict(self)
 
     def told(self) -> str:
         """Return the whole table in a sentence, sources included."""
@@ -160,8 +155,3 @@ def parse_prices(text: str) -> Prices:
             sources={**table.sources, precision: "given"},
         )
     return table
-
-
-def prices_of(data: Mapping[str, Any] | None) -> Prices:
-    """Return the table that `Prices.to_json` wrote; `EQUAL` where none was."""
-    return EQUAL if data is None else Prices(**data)

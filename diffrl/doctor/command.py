@@ -15,22 +15,15 @@ from typing import Any
 
 import torch
 
+from diffrl.display import markdown_table
 from diffrl.doctor.machine import describe
 from diffrl.doctor.request import DoctorRequest
 from diffrl.doctor.rows import LONGEST, RUNNING, Budget, Outcome, read_answers, write_answers
 from diffrl.errors import ConfigError, NotHereError
+from diffrl.files import require_empty
 from diffrl.registry import resolve
 from reward_models.common.messages import show
 
-SECTIONS = {
-    "parity": "diffrl.doctor.parity:rows",
-    "kernels": "diffrl.doctor.kernels:rows",
-    "precisions": "diffrl.doctor.precisions:rows",
-    "life": "diffrl.doctor.life:rows",
-    "iterations": "diffrl.doctor.iterations:rows",
-    "speed": "diffrl.doctor.speed:rows",
-}
-"""What is asked, in this order; each is a function that gives `Row`s."""
 TITLES = {
     "parity": "The same numbers as on a CPU",
     "kernels": "Attention backends, quantised bases, optimisers",
@@ -39,6 +32,8 @@ TITLES = {
     "iterations": "An iteration of published sizes",
     "speed": "Speed of published sizes",
 }
+SECTIONS = {name: f"diffrl.doctor.{name}:rows" for name in TITLES}
+"""What is asked, in this order; each is a function that gives `Row`s."""
 MAIN = ["-m", "diffrl.doctor.command"]
 """How the process of a section begins."""
 GRACE = 60.0
@@ -59,8 +54,7 @@ def examine(request: DoctorRequest, tell: Callable[[str], None]) -> list[Outcome
     sections = request.only or SECTIONS
     if unknown := sorted(set(sections) - SECTIONS.keys()):
         raise ConfigError(f"--only must be one of {', '.join(SECTIONS)}. Got {show(unknown)}.")
-    if request.out.exists() and (not request.out.is_dir() or any(request.out.iterdir())):
-        raise ConfigError(f"--out must be new or empty. Got {request.out}. Name another folder.")
+    require_empty(request.out, "--out", " Name another folder.")
     if request.gpu and not torch.cuda.is_available():
         raise NotHereError("--gpu needs a CUDA device. None was found. Leave it out to look at the CPU.")
     device = torch.device("cpu" if request.gpu is False or not torch.cuda.is_available() else "cuda")
@@ -124,11 +118,12 @@ def page(report: dict[str, Any], outcomes: Sequence[Outcome]) -> str:
     ]
     lines += ["", "## What failed", "", *failed] if failed else []
     for section in dict.fromkeys(outcome.section for outcome in outcomes):
-        lines += ["", f"## {TITLES[section]}", "", "| row | | measured | must be | s |", "|---|---|---|---|---:|"]
-        for o in outcomes:
-            if o.section == section:
-                cells = (o.name, o.status, o.measured, o.bound, f"{o.seconds:.1f}")
-                lines.append("| " + " | ".join(cell.replace("|", "/") for cell in cells) + " |")
+        rows = [
+            {"row": o.name, "": o.status, "measured": o.measured, "must be": o.bound, "s": f"{o.seconds:.1f}"}
+            for o in outcomes
+            if o.section == section
+        ]
+        lines += ["", f"## {TITLES[section]}", "", markdown_table(rows, left=4)]
     return "\n".join([*lines, ""])
 
 

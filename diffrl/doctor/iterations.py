@@ -25,7 +25,7 @@ from diffrl.cost.memory import LIBRARIES
 from diffrl.cost.plan import make_plan
 from diffrl.doctor.machine import describe
 from diffrl.doctor.models import write_random_pipeline
-from diffrl.doctor.rows import Budget, Found, Row
+from diffrl.doctor.rows import Budget, Result, Row
 from diffrl.doctor.tiny import WORDS
 from diffrl.errors import NotHereError
 from diffrl.lifecycle import train
@@ -81,13 +81,13 @@ GPU_SIZES = {
 
 
 def rows(device: torch.device, budget: Budget) -> Iterator[Row]:
-    """SD3.5 Medium and FLUX.1-dev on a GPU."""
+    """Ask for SD3.5 Medium and FLUX.1-dev on a GPU."""
     for name, size in GPU_SIZES.items():
         bound = f"ratio within {ERROR:g} of 1 before the first update, peak memory within {CLOSE:.0%} of the plan's"
         yield Row(name, bound, partial(_on_gpu, size, device), size.needs)
 
 
-def _on_gpu(size: Size, device: torch.device) -> Found:
+def _on_gpu(size: Size, device: torch.device) -> Result:
     if device.type != "cuda":
         raise NotHereError("it needs a CUDA device; scripts/real_size.py runs smaller ones on a CPU")
     with TemporaryDirectory() as folder:
@@ -122,7 +122,7 @@ def real_config(size: Size, folder: Path, device: torch.device) -> Config:
     return load_config(find_recipe(size.recipe)[1], [*ONCE, *overrides, *size.overrides])
 
 
-def real_iteration(size: Size, folder: Path, device: torch.device) -> Found:
+def real_iteration(size: Size, folder: Path, device: torch.device) -> Result:
     """Write a pipeline with random weights, train one iteration of it, and hold the iteration to its plan."""
     family = find_recipe(size.recipe)[0].split("/")[0]
     write_random_pipeline(size.path, family, folder / "pipeline", list(WORDS), **(size.changed or {}))
@@ -153,7 +153,7 @@ def real_iteration(size: Size, folder: Path, device: torch.device) -> Found:
     if facts.get("mfu") is not None:
         parts.append(f"{facts['mfu']:.0%} of the peak rate; plan --gpu: {facts['planned_seconds']:.1f} s at 40 %")
     passed = error <= ERROR and abs(planned / peak.bytes - 1) <= CLOSE
-    return Found(passed, ", ".join(parts), facts)
+    return Result(passed, ", ".join(parts), facts)
 
 
 def used_as_mapped(folder: Path) -> int:
@@ -169,7 +169,7 @@ def used_as_mapped(folder: Path) -> int:
 
 
 def _speed(flops: int | None, seconds: Mapping[str, float], device: torch.device) -> dict[str, float]:
-    """Share of the GPU's peak rate that rollout and update reached, and the seconds that 40 % of it would take."""
+    """Return the share of the GPU's peak rate that was reached, and the seconds that 40 % of it would take."""
     peak = rates_of(describe(device)["device"]).get("bfloat16")
     if flops is None or peak is None:
         return {}
@@ -213,6 +213,6 @@ class Peak:
 
 
 def _anonymous() -> int:
-    """Resident bytes of this process that no file stands for."""
+    """Return resident bytes of this process that no file stands for."""
     memory = psutil.Process().memory_info()
     return int(memory.rss - memory.shared)

@@ -14,7 +14,7 @@ from torch import Tensor, nn
 
 from diffrl.checkpoint.state import optimizer_tensors, restore_optimizer
 from diffrl.config.model import ModelSettings
-from diffrl.doctor.rows import Budget, Found, Row
+from diffrl.doctor.rows import Budget, Result, Row
 from diffrl.doctor.tiny import Step, distance, open_step, write_tiny
 from diffrl.errors import ConfigError, NotHereError
 from diffrl.precision.facts import BASE_PRECISIONS
@@ -25,7 +25,7 @@ FAMILIES = ("flux", "sd3", "wan")
 
 
 def rows(device: torch.device, budget: Budget) -> Iterator[Row]:
-    """The attention backends, then base precisions, then optimisers."""
+    """Yield the attention backends, then base precisions, then optimisers."""
     with TemporaryDirectory() as folder:
         paths = {family: write_tiny(family, Path(folder) / family) for family in FAMILIES}
         for family, path in paths.items():
@@ -59,7 +59,7 @@ def choices(section: Any, name: str) -> tuple[str, ...]:
     return words(section.model_fields[name].annotation)
 
 
-def _attention(family: str, path: Path, device: torch.device, backend: str) -> Found:
+def _attention(family: str, path: Path, device: torch.device, backend: str) -> Result:
     from diffusers.models.attention_dispatch import AttentionBackendName, _check_attention_backend_requirements
 
     try:
@@ -78,17 +78,17 @@ def _attention(family: str, path: Path, device: torch.device, backend: str) -> F
     apart = [distance(one, other) for one, other in zip(result, exact, strict=True)]
     bound = 4 * torch.finfo(torch.bfloat16).eps
     message = f"velocity {apart[0]:.1e}, gradient {apart[1]:.1e}"
-    return Found(max(apart) <= bound, message, dict(zip(("velocity", "gradient"), apart, strict=True)))
+    return Result(max(apart) <= bound, message, dict(zip(("velocity", "gradient"), apart, strict=True)))
 
 
 def _pass(step: Step) -> tuple[Tensor, list[Tensor]]:
-    """Velocity and gradient."""
+    """Return velocity and gradient."""
     with torch.no_grad():
         velocity = step.velocity()
     return velocity, step.gradient()
 
 
-def _base(path: Path, device: torch.device, precision: str) -> Found:
+def _base(path: Path, device: torch.device, precision: str) -> Result:
     try:
         import bitsandbytes
     except ImportError as error:
@@ -106,11 +106,11 @@ def _base(path: Path, device: torch.device, precision: str) -> Found:
     dtypes = ", ".join(sorted(str(dtype).removeprefix("torch.") for dtype in seen))
     passed = apart <= BASE_PRECISIONS[precision].largest_error and finite and seen == {torch.bfloat16}
     words = f"velocity {apart:.1%}, {len(layers)} layers see {dtypes}, gradient {'finite' if finite else 'not finite'}"
-    return Found(passed, words, {"velocity": apart, "layers": len(layers), "dtypes": dtypes})
+    return Result(passed, words, {"velocity": apart, "layers": len(layers), "dtypes": dtypes})
 
 
-def _optimizer(kind: Literal["adamw", "adamw_8bit"], device: torch.device) -> Found:
-    """Four updates; and two, saved, loaded into another optimiser, and two more."""
+def _optimizer(kind: Literal["adamw", "adamw_8bit"], device: torch.device) -> Result:
+    """Make four updates; and two, saved, loaded into another optimiser, and two more."""
     whole = _Updates(kind, device)
     whole.step(range(4))
     first, second = _Updates(kind, device), _Updates(kind, device)
@@ -122,7 +122,7 @@ def _optimizer(kind: Literal["adamw", "adamw_8bit"], device: torch.device) -> Fo
     second.step(range(2, 4))
     apart = max(float((a - b).detach().abs().max()) for a, b in zip(second.weights, whole.weights, strict=True))
     moved = float((whole.weights[0] - _Updates(kind, device).weights[0]).detach().abs().max())
-    return Found(apart == 0 and moved > 0, f"largest difference {apart:.1e}, weights moved by {moved:.1e}")
+    return Result(apart == 0 and moved > 0, f"largest difference {apart:.1e}, weights moved by {moved:.1e}")
 
 
 class _Updates:

@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 
 from diffrl.bundled import find_recipe, pipeline_folder
-from diffrl.doctor.rows import Budget, Found, Row
+from diffrl.doctor.rows import Budget, Result, Row
 from diffrl.doctor.tiny import distance
 from diffrl.errors import DiffrlError, NotHereError
 from diffrl.models.shipped import shipped_settings
@@ -44,7 +44,7 @@ DRIFT = 1e-3
 
 
 def rows(device: torch.device, budget: Budget) -> Iterator[Row]:
-    """Each row needs the ones before it."""
+    """Yield each row needs the ones before it."""
     with TemporaryDirectory() as name:
         life = _Life(device, Path(name))
         same = "equal bit by bit" if device.type == "cpu" else f"within {DRIFT:g}"
@@ -65,14 +65,14 @@ class _Life:
     def __init__(self, device: torch.device, folder: Path):
         self.device, self.folder = device, folder
 
-    def train(self) -> Found:
-        """A whole run."""
+    def train(self) -> Result:
+        """Train a whole run."""
         self._finish(self._start("whole"))
         error = read_metrics(self.folder / "whole/metrics.jsonl")[-ITERATIONS]["update/on_policy_error"]
-        return Found(error <= 1e-3, f"ratio within {error:.1e} of 1", {"on_policy_error": error})
+        return Result(error <= 1e-3, f"ratio within {error:.1e} of 1", {"on_policy_error": error})
 
-    def resume(self) -> Found:
-        """Another one, killed once its first checkpoint is there."""
+    def resume(self) -> Result:
+        """Kill another one once its first checkpoint is there, and resume it."""
         process = self._start("killed")
         first, end = self.folder / "killed/checkpoints/step-000001", time.monotonic() + LONGEST
         while not first.is_dir() and process.poll() is None and time.monotonic() < end:
@@ -83,26 +83,26 @@ class _Life:
         self._finish(self._command("train", "--resume", str(self.folder / "killed")))
         apart = distance(*(list(_weights(self.folder / name).values()) for name in ("killed", "whole")))
         message = f"killed with {', '.join(kept)}; weights {apart:.1e} apart"
-        return Found(apart <= (0.0 if self.device.type == "cpu" else DRIFT), message, {"weights": apart})
+        return Result(apart <= (0.0 if self.device.type == "cpu" else DRIFT), message, {"weights": apart})
 
-    def export(self) -> Found:
-        """The whole run's LoRA in the stock pipeline, from the same noise."""
+    def export(self) -> Result:
+        """Sample with the whole run's LoRA in the stock pipeline, from the same noise."""
         out = self.folder / "exported"
         self._finish(self._command("export", str(self.folder / "whole"), "--out", str(out)))
         ours, base = (self._ours(run) for run in (self.folder / "whole", None))
         stock = self._stock(out)
         apart, moved = float((stock - ours).abs().max()), float((ours - base).abs().mean())
         message = f"{apart:.0f} of 255 apart at most; the run moved the image by {moved:.2f} on average"
-        return Found(apart <= 1 and moved > 0, message, {"levels": apart, "moved": moved})
+        return Result(apart <= 1 and moved > 0, message, {"levels": apart, "moved": moved})
 
-    def two_ranks(self) -> Found:
-        """The whole run on two processes."""
+    def two_ranks(self) -> Result:
+        """Train the whole run on two processes."""
         if self.device.type == "cuda" and torch.cuda.device_count() < 2:
             raise NotHereError("it needs two GPUs")
         launch = ["accelerate.commands.launch", "--multi_gpu", "--num_processes", "2", "-m", "diffrl.cli"]
         self._finish(self._start("two", launch))
         apart = distance(*(list(_weights(self.folder / name).values()) for name in ("two", "whole")))
-        return Found(apart <= DRIFT, f"weights {apart:.1e} apart", {"weights": apart})
+        return Result(apart <= DRIFT, f"weights {apart:.1e} apart", {"weights": apart})
 
     def _start(self, name: str, module: Sequence[str] = ("diffrl.cli",)) -> subprocess.Popen[str]:
         overrides = (f"run.dir={self.folder}", f"run.name={name}", f"model.device={self.device.type}")
@@ -135,7 +135,7 @@ class _Life:
             raise DiffrlError(f"a command ended with {process.returncode}: {lines[-1]}")
 
     def _ours(self, run: Path | None) -> Tensor:
-        """An image by diffrl, (1, 3, H, W) of 0 to 255: aligned by a run, or not."""
+        """Return an image by diffrl, (1, 3, H, W) of 0 to 255: aligned by a run, or not."""
         from diffrl.models.loading import load_adapter
         from diffrl.run.checkpoints import load_aligned
 
@@ -152,7 +152,7 @@ class _Life:
             return adapter.decode(x).float().cpu()  # type: ignore[no-any-return]
 
     def _stock(self, lora: Path) -> Tensor:
-        """The same by diffusers."""
+        """Return the same by diffusers."""
         from diffusers import StableDiffusion3Pipeline
 
         pipeline: Any = StableDiffusion3Pipeline.from_pretrained(pipeline_folder(PIPELINE)).to(self.device)
@@ -171,7 +171,7 @@ class _Life:
 
 
 def _weights(run: Path) -> Mapping[str, Tensor]:
-    """The policy after a run's last iteration, by name."""
+    """Return the policy after a run's last iteration, by name."""
     from safetensors.torch import load_file
 
     weights = load_file(run / f"checkpoints/step-{ITERATIONS:06d}/policy.safetensors")

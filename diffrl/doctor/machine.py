@@ -41,7 +41,7 @@ def describe(device: torch.device) -> dict[str, Any]:
 
 
 def _driver() -> str | None:
-    """The version of NVIDIA's driver, where its own tool tells."""
+    """Return the version of NVIDIA's driver, where its own tool tells."""
     import subprocess
 
     asked = ["nvidia-smi", "--query-gpu=driver_version", "--format=csv,noheader"]
@@ -58,7 +58,7 @@ class Meter:
         self._device = device
 
     def __call__(self, work: Callable[[], object]) -> tuple[float, float | None]:
-        """Seconds that `work()` took, and the most GiB that the GPU held meanwhile; None on a CPU."""
+        """Return seconds that `work()` took, and the most GiB that the GPU held meanwhile; None on a CPU."""
         cuda = self._device.type == "cuda"
         if cuda:
             torch.cuda.synchronize(self._device)

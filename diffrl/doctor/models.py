@@ -85,7 +85,7 @@ MEDIUM = Case("sd3", "stabilityai/stable-diffusion-3.5-medium", SQUARE, samples=
 
 
 def full_adapter(case: Case, device: torch.device, **changed: Any) -> Any:
-    """A published model with random bfloat16 weights, without its text encoders.
+    """Return a published model with random bfloat16 weights, without its text encoders.
 
     Args:
         case: the model.
@@ -104,7 +104,7 @@ def _published(path: str) -> Pipeline:
 
 
 def tiny_adapter(case: Case, words: list[str]) -> tuple[PipelineAdapter, Case]:
-    """The family's tiny pipeline in float32 on the CPU, and its case."""
+    """Return the family's tiny pipeline in float32 on the CPU, and its case."""
     pipeline = build_pipeline(case.family, words, seed=0)
     options = tiny_settings(pipeline)
     small = Case(case.family, "tiny", options, steps=5, guidance_scale=case.guidance_scale, samples=4, edges=2)
@@ -146,7 +146,7 @@ def write_random_pipeline(path: str, family: str, folder: Path, words: list[str]
 
 
 def _shorter(name: str, component: Component, tiny: Any, changed: Mapping[str, Any]) -> Component:
-    """A component as it is but for `changed`; a text encoder with one layer, and the ids of its tiny tokenizer."""
+    """Change a component by `changed`; a text encoder to one layer, and the ids of its tiny tokenizer."""
     if not name.startswith("text_encoder"):
         return replace(component, config={**component.config, **changed})
     tokenizer = getattr(tiny, name.replace("text_encoder", "tokenizer"))

@@ -9,7 +9,7 @@ from tempfile import TemporaryDirectory
 
 import torch
 
-from diffrl.doctor.rows import Budget, Found, Row
+from diffrl.doctor.rows import Budget, Result, Row
 from diffrl.doctor.tiny import Step, distance, open_step, write_tiny
 from diffrl.models.families import FAMILIES
 
@@ -22,7 +22,7 @@ RATE = 0.01
 
 
 def rows(device: torch.device, budget: Budget) -> Iterator[Row]:
-    """Two rows a family."""
+    """Yield two rows a family."""
     with TemporaryDirectory() as folder:
         for family in FAMILIES:
             path = write_tiny(family, Path(folder) / family)
@@ -40,8 +40,8 @@ def rows(device: torch.device, budget: Budget) -> Iterator[Row]:
             )
 
 
-def _float32(family: str, path: Path, device: torch.device) -> Found:
-    """On the device one sample at a time, so that a CPU is not merely compared with itself."""
+def _float32(family: str, path: Path, device: torch.device) -> Result:
+    """Sample on the device one at a time, so that a CPU is not merely compared with itself."""
     here, there = (
         _numbers(open_step(family, path, where, "float32"), size) for where, size in ((CPU, None), (device, 1))
     )
@@ -52,10 +52,10 @@ def _float32(family: str, path: Path, device: torch.device) -> Found:
     unit = UNITS * torch.finfo(torch.float32).eps
     passed = apart["velocity"] <= unit and apart["updated"] <= unit and apart["gradient"] <= 4 * unit and levels <= 1
     message = ", ".join(f"{name} {value:.1e}" for name, value in apart.items())
-    return Found(passed, f"{message}, images {levels:g}", {**apart, "image_levels": levels})
+    return Result(passed, f"{message}, images {levels:g}", {**apart, "image_levels": levels})
 
 
-def _bfloat16(family: str, path: Path, device: torch.device) -> Found:
+def _bfloat16(family: str, path: Path, device: torch.device) -> Result:
     wanted = _numbers(open_step(family, path, CPU, "float32"), None)
     apart: dict[str, dict[str, float]] = {}
     for where, name in ((CPU, "cpu"), (device, "device")):
@@ -65,11 +65,11 @@ def _bfloat16(family: str, path: Path, device: torch.device) -> Found:
         apart[name]["image_levels"] = float(images.abs().mean())
     passed = all(apart["device"][key] <= TIMES * apart["cpu"][key] + 1e-6 for key in apart["cpu"])
     message = ", ".join(f"{key} {apart['device'][key]:.1e} ({apart['cpu'][key]:.1e})" for key in apart["cpu"])
-    return Found(passed, f"{message}; in brackets on the CPU", apart)
+    return Result(passed, f"{message}; in brackets on the CPU", apart)
 
 
 def _numbers(step: Step, at_once: int | None) -> dict[str, torch.Tensor | list[torch.Tensor]]:
-    """Velocity, gradient, velocity after one step along the gradient, and images of the latents."""
+    """Return velocity, gradient, velocity after one step along the gradient, and images of the latents."""
     with torch.no_grad():
         velocity = step.velocity(at_once).cpu()
         images = torch.cat([step.adapter.decode(one) for one in step.latents.split(at_once or len(step.latents))]).cpu()

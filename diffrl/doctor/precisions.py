@@ -9,7 +9,7 @@ from typing import Any
 import torch
 
 from diffrl.doctor.models import MEDIUM, full_adapter, random_encodings, tiny_adapter
-from diffrl.doctor.rows import Budget, Found, Row
+from diffrl.doctor.rows import Budget, Result, Row
 from diffrl.doctor.tiny import WORDS, distance
 from diffrl.errors import NotHereError
 from diffrl.models.adapter import ModelAdapter, take_rows
@@ -25,7 +25,7 @@ NEEDS = 20.0
 
 
 def rows(device: torch.device, budget: Budget) -> Iterator[Row]:
-    """A row for each engine of each precision, on SD3.5 Medium with random weights; on a CPU on a tiny SD3."""
+    """Yield a row for each engine of each precision, on SD3.5 Medium with random weights; on a CPU on a tiny SD3."""
     cuda = device.type == "cuda"
     adapter = full_adapter(MEDIUM, device) if cuda else tiny_adapter(MEDIUM, list(WORDS))[0]
     encodings = random_encodings(adapter, MEDIUM.family, device)
@@ -38,7 +38,7 @@ def rows(device: torch.device, budget: Budget) -> Iterator[Row]:
             yield Row(f"{precision}, {engine}", bound, work, NEEDS * cuda)
 
 
-def _copy(adapter: ModelAdapter, encodings: Any, precision: str, engine: str, device: torch.device) -> Found:
+def _copy(adapter: ModelAdapter, encodings: Any, precision: str, engine: str, device: torch.device) -> Result:
     if lacks := missing(precision, engine, machine_of(device)):
         raise NotHereError(lacks)
     network = adapter.transformer
@@ -70,4 +70,4 @@ def _copy(adapter: ModelAdapter, encodings: Any, precision: str, engine: str, de
         parts.append(f"{report.speed_up:.2f} times as fast as bfloat16")
     if report.kernels:
         parts.append("kernels: " + ", ".join(report.kernels)[:160])
-    return Found(report.speed_up is None or report.speed_up >= 1.0, "; ".join(parts), facts)
+    return Result(report.speed_up is None or report.speed_up >= 1.0, "; ".join(parts), facts)

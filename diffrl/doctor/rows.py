@@ -23,7 +23,7 @@ LONGEST = 300
 
 
 @dataclass(frozen=True)
-class Found:
+class Result:
     """The answer to a row's question.
 
     Args:
@@ -50,7 +50,7 @@ class Row:
 
     name: str
     bound: str
-    work: Callable[[], Found]
+    work: Callable[[], Result]
     needs: float = 0.0
 
 
@@ -65,7 +65,7 @@ class Outcome:
         measured: what was found, or why nothing was.
         bound: as in `Row`.
         seconds: that it took.
-        facts: as in `Found`.
+        facts: as in `Result`.
     """
 
     section: str
@@ -89,7 +89,7 @@ class Budget:
 
     @property
     def left(self) -> float:
-        """Seconds."""
+        """Return seconds."""
         return self._end - time.monotonic()
 
     def share(self, parts: int) -> Budget:

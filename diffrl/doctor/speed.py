@@ -22,7 +22,7 @@ from diffrl.cost.gpus import rates_of
 from diffrl.cost.meter import PhaseClock
 from diffrl.doctor.machine import Meter, describe
 from diffrl.doctor.models import SPEED_CASES, Case, full_adapter, random_encodings, tiny_adapter
-from diffrl.doctor.rows import Budget, Found, Row
+from diffrl.doctor.rows import Budget, Result, Row
 from diffrl.doctor.tiny import WORDS
 from diffrl.errors import NotHereError
 from diffrl.functional.gaussian import log_prob
@@ -55,7 +55,7 @@ MEASURED = "measured, without a bound"
 
 
 def rows(device: torch.device, budget: Budget) -> Iterator[Row]:
-    """The rows of each model, which get even shares of the time; on a CPU of tiny ones, in eager mode."""
+    """Yield the rows of each model, which get even shares of the time; on a CPU of tiny ones, in eager mode."""
     names = [*SPEED_CASES] if device.type == "cuda" else [*SPEED_CASES][:1]
     for number, name in enumerate(names):
         share = budget.share(len(names) - number)
@@ -69,7 +69,7 @@ def rows(device: torch.device, budget: Budget) -> Iterator[Row]:
             adapter, case = tiny_adapter(case, list(WORDS))
         bench = Bench(name, case, adapter, random_encodings(adapter, case.family, device), device)
         for what, work, needs in _measurements(bench, share):
-            yield Row(f"{name}: {what}", MEASURED, partial(_found, work), max(needs, budget.left - share.left + needs))
+            yield Row(f"{name}: {what}", MEASURED, partial(_result, work), max(needs, budget.left - share.left + needs))
             gc.collect()
             if device.type == "cuda":
                 torch.cuda.empty_cache()
@@ -78,7 +78,7 @@ def rows(device: torch.device, budget: Budget) -> Iterator[Row]:
 
 
 def _measurements(bench: Bench, budget: Budget) -> Iterator[tuple[str, Callable[[], dict[str, Any]], float]]:
-    """What is measured of a model: its name, the work, the seconds that it needs."""
+    """Yield what is measured of a model: its name, the work, the seconds that it needs."""
     dtype, cuda = str(bench.adapter.dtype).removeprefix("torch."), bench.device.type == "cuda"
     yield f"explore, {dtype}", lambda: bench.rate(explore, budget.share(6), dtype), 0.0
     yield f"regenerate, {dtype}", lambda: bench.rate(regenerate, budget.share(6), dtype), 0.0
@@ -95,12 +95,12 @@ def _measurements(bench: Bench, budget: Budget) -> Iterator[tuple[str, Callable[
         yield f"explore, {dtype}, compiled", compiled, COMPILING
 
 
-def _no_time() -> Found:
+def _no_time() -> Result:
     raise NotHereError("no time left: give --minutes")
 
 
-def _found(work: Callable[[], dict[str, Any]]) -> Found:
-    """The numbers of a measurement, and the first of them in words."""
+def _result(work: Callable[[], dict[str, Any]]) -> Result:
+    """Return the numbers of a measurement, and the first of them in words."""
     facts = work()
     forms = {
         "engine": "{}", "samples_per_second": "{:.3g} samples/s", "tflops": "{:.3g} TFLOP/s",
@@ -108,7 +108,7 @@ def _found(work: Callable[[], dict[str, Any]]) -> Found:
         "seconds_per_edge": "{:.3g} s a trained step", "saved": "the tree saves {:.0%}", "peak_gib": "peak {:.1f} GiB",
     }  # fmt: skip
     parts = [form.format(facts[name]) for name, form in forms.items() if facts.get(name) is not None]
-    return Found(True, ", ".join(parts), facts)
+    return Result(True, ", ".join(parts), facts)
 
 
 class Bench:
@@ -135,7 +135,7 @@ class Bench:
 
     @torch.no_grad()
     def count_flops(self) -> int:
-        """Of one network evaluation."""
+        """Count the operations of one network evaluation."""
         x = self.adapter.init_latents(lambda shape: torch.randn(1, *shape))
         sigma = torch.full((1,), 0.5, device=self.device)
         seen = flops_coverage({}, lambda: self.adapter.velocity(x, sigma, self.encodings, self.case.guidance_scale))
@@ -151,7 +151,7 @@ class Bench:
         levels: Any = None,
         **options: Any,
     ) -> Any:
-        """Samples of one prompt through `explore`, `regenerate` or `denoise`."""
+        """Return samples of one prompt through `explore`, `regenerate` or `denoise`."""
         forest = plan_forest(1, roots or samples, branching)
         batch = PromptBatch([Prompt(PROMPT)], range(1), 0)
         scale, largest = self.case.guidance_scale, self.case.samples
@@ -160,7 +160,7 @@ class Bench:
         return how(self.adapter, self.encodings, *before, forest, root_addresses(forest, batch, 0), sampler, **options)
 
     def rate(self, how: Any, budget: Budget, precision: str) -> dict[str, Any]:
-        """Samples a second of a stage, after two calls to warm up; one sample at a time if a batch took too long."""
+        """Return samples a second of a stage, warmed up by two calls; one at a time if a batch took too long."""
         for samples in (self.case.samples, 1):
             warm_up, step = (
                 self.meter(lambda n=samples: self.draw(denoise, n, {}, levels=(0, self.case.steps)))[0]
@@ -186,7 +186,7 @@ class Bench:
         }
 
     def low(self, precision: str, budget: Budget) -> dict[str, Any]:
-        """Rate of a low-precision copy that is real here, compiled on a GPU.
+        """Return rate of a low-precision copy that is real here, compiled on a GPU.
 
         Raises:
             NotHereError: no engine computes it for real on this machine.
@@ -206,7 +206,7 @@ class Bench:
         return rate | quantised | {"engine": engine}
 
     def update(self) -> dict[str, Any]:
-        """Seconds of one trained step, forward and backward, in a batch of `case.edges`."""
+        """Return seconds of one trained step, forward and backward, in a batch of `case.edges`."""
         n = self.case.edges
         recorder = EdgeRecorder(plan_forest(1, n, {0: 1}))
         self.draw(denoise, n, {0: 1}, observe=[recorder])
@@ -225,7 +225,7 @@ class Bench:
         return {"seconds_per_edge": seconds / n, "edges": n, "peak_gib": peak}
 
     def tree(self) -> dict[str, Any]:
-        """Seconds of the diffrl preset's tree and of as many chains."""
+        """Return seconds of the diffrl preset's tree and of as many chains."""
         steps = self.case.steps
         splits = {int(share * steps): TREE["children"] for share in TREE["splits"]}
         leaves = TREE["roots"] * TREE["children"] ** len(splits)

@@ -40,11 +40,11 @@ class Step:
 
     @property
     def trained(self) -> list[torch.nn.Parameter]:
-        """The LoRA's weights."""
+        """Return the LoRA's weights."""
         return [weight for weight in self.adapter.transformer.parameters() if weight.requires_grad]
 
     def velocity(self, at_once: int | None = None) -> Tensor:
-        """The guided velocity (B, ...) of all samples, or of `at_once` in a network call."""
+        """Return the guided velocity (B, ...) of all samples, or of `at_once` in a network call."""
         size = at_once or len(self.latents)
         parts = []
         for rows in torch.arange(len(self.latents), device=self.latents.device).split(size):
@@ -53,7 +53,7 @@ class Step:
         return torch.cat(parts)
 
     def gradient(self, at_once: int | None = None) -> list[Tensor]:
-        """The gradient of the mean squared velocity for every trained weight."""
+        """Return the gradient of the mean squared velocity for every trained weight."""
         for weight in self.trained:
             weight.grad = None
         self.velocity(at_once).square().mean().backward()
@@ -97,11 +97,11 @@ def open_step(family: str, folder: Path, device: torch.device, dtype: str, **pla
 
 
 def distance(computed: Tensor | list[Tensor], wanted: Tensor | list[Tensor]) -> float:
-    """Root mean square of a difference, in units of what was wanted."""
+    """Return the root mean square of a difference, in units of what was wanted."""
     a, b = (torch.cat([x.detach().double().cpu().flatten() for x in listed(y)]) for y in (computed, wanted))
     return float((a - b).norm() / b.norm().clamp_min(1e-30))
 
 
 def listed(values: Tensor | list[Tensor]) -> list[Tensor]:
-    """One tensor or several as a list."""
+    """Return one tensor or several as a list."""
     return [values] if isinstance(values, Tensor) else list(values)

@@ -34,7 +34,7 @@ def require_comfyui(config: Config) -> None:
 
 
 def comfyui_tensors(layers: Mapping[str, Tensor], alpha: float, family: Family) -> dict[str, Tensor]:
-    """A LoRA's tensors by ComfyUI's keys, with an alpha () for each layer.
+    """Return a LoRA's tensors by ComfyUI's keys, with an alpha () for each layer.
 
     Args:
         layers: `<layer>.lora_A.weight` (rank, in), `<layer>.lora_B.weight` (out, rank), layers named as in diffusers.
@@ -62,7 +62,7 @@ def comfyui_tensors(layers: Mapping[str, Tensor], alpha: float, family: Family) 
 
 
 def comfyui_files(model: AlignedModel) -> dict[str, dict[str, Tensor]]:
-    """What `comfyui_tensors` has of each of a run's networks, by the file's name.
+    """Return what `comfyui_tensors` has of each of a run's networks, by the file's name.
 
     Raises:
         ConfigError: ComfyUI does not know a layer.

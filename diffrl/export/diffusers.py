@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+import jinja2
 import torch
 from safetensors.torch import save_file
 from torch import nn
@@ -29,29 +30,14 @@ from diffrl.run.directory import open_run_dir
 from diffrl.run.summary import held_out_change
 from diffrl.tracking.metrics import read_metrics
 
-LORA_USE = """```python
-{imports}from diffusers import {pipeline_class}
-
-pipeline = {pipeline_class}.from_pretrained({base!r}{dtype}{variant})
-{load}{more}{lines}
-{result} = pipeline(
-    prompt={prompt!r}, num_inference_steps={steps}{arguments}
-).{field}[0]
-```"""
-FULL_USE = """```python
-{imports}from diffusers import {pipeline_class}
-
-pipeline = {pipeline_class}.from_pretrained({folder!r}{dtype}){lines}
-{result} = pipeline(
-    prompt={prompt!r}, num_inference_steps={steps}{arguments}
-).{field}[0]
-```"""
-
-COMFYUI_USE = """In ComfyUI: {files} into `models/loras`, and the node `LoraLoaderModelOnly` with strength 1 behind the
-base model."""
-COMFYUI_USE_OF_TWO = (
-    COMFYUI_USE + " The first file belongs to the network for high noise, the second to that for low noise."
+CARD = jinja2.Environment(
+    loader=jinja2.PackageLoader("diffrl.export", ""),
+    undefined=jinja2.StrictUndefined,
+    trim_blocks=True,
+    lstrip_blocks=True,
+    keep_trailing_newline=True,
 )
+CARD.filters["repr"] = repr
 
 
 def export_run(run: Path, out: Path, choice: Choice = NEWEST, comfyui: bool = False, peft: bool = False) -> list[str]:
@@ -114,65 +100,36 @@ def export_run(run: Path, out: Path, choice: Choice = NEWEST, comfyui: bool = Fa
 
 
 def model_card(model: AlignedModel, out: Path, comfyui: Sequence[str] = ()) -> str:
-    """The card: what was trained on what, what it gained, how to use it; `comfyui` names the files for ComfyUI."""
-    config = model.config
-    pipeline: Any = model.adapter.pipeline  # type: ignore[attr-defined]
-    base, plain = config.model.path, config.model.dtype == "float32"
-    held_out, edits = config.prompts.held_out, config.model.facts.edits
-    loader = config.model.facts.lora_loader
+    """Write the card: what was trained on what, its gain, its use; `comfyui` names the files for ComfyUI."""
+    config, held_out = model.config, model.config.prompts.held_out
     lines, arguments = _stock_call(model)
-    use = (LORA_USE if config.model.lora else FULL_USE).format(
-        pipeline_class=type(pipeline).__name__,
-        result="image" if config.model.facts.fps is None else "video",
-        field="images" if config.model.facts.fps is None else "frames",
-        base=str(pipeline_folder(base)),
-        folder=str(out),
+    return CARD.get_template("card.md.jinja").render(
+        config=config,
+        facts=config.model.facts,
+        lora=config.model.lora,
+        method=_method(config.objective.kind),
+        rewards=", ".join(f"{reward.key} (weight {reward.weight:g})" for reward in config.rewards),
+        step=model.checkpoint.step,
+        origin=_origin(config),
+        ema="ema" in model.checkpoint.tensors,
+        gains=_gains(model),
+        prompt_notes=_prompt_notes(model.run_dir),
+        pipeline=type(model.adapter.pipeline).__name__,  # type: ignore[attr-defined]
+        base=str(pipeline_folder(config.model.path)),
+        out=str(out),
+        dtype="" if config.model.dtype == "float32" else f", dtype=torch.{config.model.dtype}",
+        first_lora=FIRST_LORA,
+        second_lora=SECOND_LORA if "transformer_2" in model.adapter.trainable_modules() else None,
         prompt=load_prompts(held_out)[0].text if held_out in SOURCES else "a prompt",
-        steps=config.eval.steps,
-        imports=("" if plain else "import torch\n")
-        + ("from diffusers.utils import load_image\n" if edits else "")
-        + (f"from diffusers.loaders import {loader}\n" if config.model.lora and loader else ""),
-        dtype="" if plain else f", dtype=torch.{config.model.dtype}",
-        variant="" if config.model.variant is None else f", variant={config.model.variant!r}",
         lines=lines,
         arguments=arguments,
-        **({"load": _first_lora(model, out), "more": _second_lora(model, out)} if config.model.lora else {}),
+        comfyui=comfyui,
+        yaml=(model.run_dir / "config.yaml").read_text(encoding="utf-8").strip(),
     )
-    rewards = ", ".join(f"{reward.key} (weight {reward.weight:g})" for reward in config.rewards)
-    tags = f"tags: [diffrl, reinforcement-learning, {'image' if edits else 'text'}-to-{config.model.facts.media}]"
-    header = ["---", "library_name: diffusers", tags]
-    if config.model.lora:
-        header.append(f"base_model: {base}")
-    lines = [
-        *header,
-        "---",
-        "",
-        f"# {config.run.name}",
-        "",
-        f"`{base}`, aligned with diffrl: {_method(config.objective.kind)} on {rewards}, "
-        f"{model.checkpoint.step} iterations{_origin(config)}, seed {config.run.seed}, "
-        + (f"LoRA rank {config.model.lora.rank}." if config.model.lora else "full fine-tuning of the transformer.")
-        + (" The weights are the moving average." if "ema" in model.checkpoint.tensors else ""),
-        "",
-        *_gains(model),
-        *_prompt_notes(model.run_dir),
-        "## Use",
-        "",
-        use,
-        "",
-        *_comfyui_use(comfyui),
-        "## Configuration",
-        "",
-        "```yaml",
-        (model.run_dir / "config.yaml").read_text(encoding="utf-8").strip(),
-        "```",
-        "",
-    ]
-    return "\n".join(lines)
 
 
-def _stock_call(model: AlignedModel) -> tuple[str, str]:
-    """What a stock call that draws what the run drew wants: lines before it, and its arguments."""
+def _stock_call(model: AlignedModel) -> tuple[list[str], str]:
+    """Return what a stock call that draws what the run drew wants: lines before it, and its arguments."""
     config, adapter, facts = model.config, model.adapter, model.config.model.facts
     explicit = {name: value for name, value in config.model.options.items() if value is not None}
     options: dict[str, Any] = {
@@ -181,51 +138,26 @@ def _stock_call(model: AlignedModel) -> tuple[str, str]:
         **explicit,
         **dict(facts.stock_options),
     }
-    lines = "".join("\n" + line.format(options.pop(name)) for name, line in facts.stock_lines if name in options)
+    lines = [line.format(options.pop(name)) for name, line in facts.stock_lines if name in options]
     names = {"frames": "num_frames"}
     image = ""
     if isinstance(adapter, EditingAdapter):
         image = f', image=load_image("image.png").resize({(adapter.width, adapter.height)})'
         options |= adapter.stock_call()
     if isinstance(adapter, PipelineAdapter):
-        lines += adapter.stock_preparation()
+        lines += adapter.stock_preparation().strip().splitlines()
     return lines, image + "".join(f", {names.get(name, name)}={value!r}" for name, value in options.items())
 
 
-def _first_lora(model: AlignedModel, out: Path) -> str:
-    """What loads the LoRA; the network's own `load_lora_adapter` would not see its alpha."""
-    loader = model.config.model.facts.lora_loader
-    if loader is None:
-        return f"pipeline.load_lora_weights({str(out)!r})"
-    return (
-        f"weights, metadata = {loader}.lora_state_dict(\n"
-        f"    {str(out)!r}, weight_name={FIRST_LORA!r}, return_lora_metadata=True\n)\n"
-        f"{loader}.load_lora_into_transformer(weights, pipeline.transformer, metadata=metadata)"
-    )
-
-
-def _second_lora(model: AlignedModel, out: Path) -> str:
-    """The line that loads the LoRA of a second transformer, if there is one."""
-    if "transformer_2" not in model.adapter.trainable_modules():
-        return ""
-    return f"\npipeline.load_lora_weights({str(out)!r}, weight_name={SECOND_LORA!r}, load_into_transformer_2=True)"
-
-
-def _comfyui_use(files: Sequence[str]) -> list[str]:
-    """How the files for ComfyUI are used, if there are any."""
-    use = COMFYUI_USE_OF_TWO if len(files) > 1 else COMFYUI_USE
-    return [use.format(files=" and ".join(f"`{file}`" for file in files)), ""] if files else []
-
-
 def _method(kind: str) -> str:
-    """What an objective is called: by its name, or where it is one's own by its path."""
+    """Return what an objective is called: by its name, or where it is one's own by its path."""
     if kind == "tilt":
         return "tree tilt"
     return f"`{kind}`" if ":" in kind else kind.upper()
 
 
 def _origin(config: Config) -> str:
-    """What the run began with, where that was not the base itself."""
+    """Return what the run began with, where that was not the base itself."""
     begun, start = config.model.init_from, config.model.lora_start
     if start is not None:
         return f" from the LoRA {start.path}"
@@ -233,29 +165,21 @@ def _origin(config: Config) -> str:
 
 
 def _prompt_notes(run_dir: Path) -> list[str]:
-    """What the run's record says of its prompts: cut, trained on and evaluated, beyond what a reward can score."""
+    """Quote the run's record of its prompts: cut, trained on and evaluated, or beyond what a reward can score."""
     try:
         noted = read_object(run_dir / "environment.json", missing={}).get("prompts")
     except ConfigError:  # a damaged record takes no weights from anybody
         noted = None
-    return ["## Prompts", "", *(f"- {line}" for line in noted), ""] if isinstance(noted, list) and noted else []
+    return noted if isinstance(noted, list) else []
 
 
-def _gains(model: AlignedModel) -> list[str]:
-    """The held-out table of the exported iteration, if that was evaluated."""
+def _gains(model: AlignedModel) -> list[tuple[str, float, float]] | None:
+    """Return name, before and after of each held-out reward; None where the exported iteration was not evaluated."""
     path, step = model.run_dir / "metrics.jsonl", model.checkpoint.step
     rows = [row for row in read_metrics(path) if row.get("iteration", 0) <= step] if path.is_file() else []
     if not any(row.get("iteration") == step and any(key.startswith("held_out/") for key in row) for row in rows):
-        return [f"Iteration {step} has no held-out evaluation.", ""]
-    held_out = held_out_change(rows, [reward.key for reward in model.config.eval.rewards])
-    known = [key for key in held_out if key.endswith("_before") and held_out[key] is not None]
-    names = [name for key in known if held_out[f"{(name := key.removesuffix('_before'))}_after"] is not None]
-    rows = [f"| {name} | {held_out[f'{name}_before']:.3f} | {held_out[f'{name}_after']:.3f} |" for name in names]
-    return [
-        f"Held-out reward, {model.config.eval.samples} samples from the same noise:",
-        "",
-        "| | before | after |",
-        "|---|---|---|",
-        *rows,
-        "",
-    ]
+        return None
+    change = held_out_change(rows, [reward.key for reward in model.config.eval.rewards])
+    names = [key.removesuffix("_before") for key in change if key.endswith("_before")]
+    values = [(name, change[f"{name}_before"], change[f"{name}_after"]) for name in names]
+    return [(name, before, after) for name, before, after in values if before is not None and after is not None]

@@ -1,4 +1,4 @@
-"""`diffrl evaluate`: what a run's weights, or a pipeline, are worth on prompts, measured as training measures it.
+"""`diffrl evaluate`: how a run's weights, or a pipeline, score on prompts, measured as training measures it.
 
 On a run's own held-out prompts and settings the means are those of metrics.jsonl. A split is `report` only where
 `--prompts WORLD:report` says so, and every row about a run is written down in it, in evaluations.jsonl.
@@ -10,7 +10,7 @@ import json
 import os
 import sys
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 
 from rich.console import Console
@@ -24,17 +24,16 @@ from diffrl.data.worlds import noise_stream
 from diffrl.distributed.ranks import Ranks
 from diffrl.errors import ConfigError, DiffrlError, GuardStop
 from diffrl.export.measured import Measured, digest, measured, table_of
-from diffrl.export.pictures import SAMPLES, open_pipeline, require_run_or_model, write_sample
+from diffrl.export.pictures import SAMPLES, OpenModel, open_model, require_run_or_model, write_sample
 from diffrl.export.request import EvaluateRequest
 from diffrl.export.variety import draw_several, variety
 from diffrl.files import require_empty
-from diffrl.models.adapter import ModelAdapter
 from diffrl.models.encodings import PromptEncodings
 from diffrl.models.families import find_family
 from diffrl.models.loading import choose_device
 from diffrl.records import Prompt
 from diffrl.rewards.score import WeightedScorer
-from diffrl.run.checkpoints import AlignedModel, open_run_model
+from diffrl.run.checkpoints import AlignedModel
 from diffrl.run.inputs import warn_of_inputs
 from diffrl.terminal.watch import watched
 from diffrl.training.evaluate import Evaluation, evaluate
@@ -54,27 +53,23 @@ class _Setting:
     """All that the rows of a table have in common.
 
     Args:
-        adapter: the model; whose weights it has is up to the moment.
-        family: name of its family.
+        model: the model; whose weights it has is up to the moment.
         source: of the prompts.
         prompts: all of them; the first ones, as many as there are samples, are taken in turn.
         scorers: what is measured.
-        settings: of the drawing; its guidance is replaced by each row's.
+        settings: of the sampling; its guidance is replaced by each row's.
         guidances: one row each.
         decode_batch: samples a decoder call.
-        run: whose model it is; None for a pipeline.
-        notes: of how the prompts were read.
+        notes: of how the prompts were read, and what is not as it was in training.
     """
 
-    adapter: ModelAdapter
-    family: str
+    model: OpenModel
     source: str
     prompts: Sequence[Prompt]
     scorers: Sequence[WeightedScorer]
     settings: EvalSettings
     guidances: Sequence[float]
     decode_batch: int
-    run: AlignedModel | None
     notes: Sequence[str]
 
 
@@ -110,7 +105,7 @@ def show_evaluation(request: EvaluateRequest, console: Console) -> None:
 
 
 def measure(request: EvaluateRequest, tell: Callable[[str], None] = print) -> Iterator[Measured]:
-    """The rows of the table, each as soon as it is measured; those about a run are in its evaluations.jsonl by then.
+    """Yield each row of the table as soon as it is measured; one about a run is in its evaluations.jsonl by then.
 
     Args:
         request: what to measure.
@@ -121,40 +116,35 @@ def measure(request: EvaluateRequest, tell: Callable[[str], None] = print) -> It
         ConfigError: as `show_evaluation`.
         GuardStop: no sample of a row could be scored.
     """
-    require_run_or_model(
-        "evaluate",
-        request.run,
-        request.model,
-        request.only_of_model,
-        request.choice,
-    )
+    require_run_or_model("evaluate", request)
     if request.base and request.run is None:
         raise ConfigError("--base goes with --run: a pipeline has no weights before alignment. Got --model. Remove it.")
     if request.option and not request.reward:
         raise ConfigError("--option is an option of a --reward. Got no --reward. Add one, or remove --option.")
     if request.out is not None:
         require_empty(request.out, "--out")
-    setting = _of_run(request, request.run) if request.run is not None else _of_pipeline(request, tell)
+    setting = _open(request, tell)
+    adapter, run = setting.model.adapter, setting.model.run
     prompts, report = setting.prompts[: setting.settings.samples], PromptReport([*setting.notes])
-    count_cut(report, "warn", setting.source, prompts, encoders_of(setting.adapter))
-    for line in [*(setting.run.messages if setting.run is not None else ()), *report.notes]:
+    count_cut(report, "warn", setting.source, prompts, encoders_of(adapter))
+    for line in report.notes:
         tell(line)
     _require_fit(setting, prompts)
-    encode = PromptEncodings(setting.adapter)(prompts)
+    encode = PromptEncodings(adapter)(prompts)
     before = ["base"] if request.base else []
     stream = noise_stream(setting.source)
 
     def several(settings: EvalSettings, each: int) -> Tensor:
-        return draw_several(setting.adapter, encode, prompts, settings, setting.decode_batch, stream, each)
+        return draw_several(adapter, encode, prompts, settings, setting.decode_batch, stream, each)
 
     guided = {scale: setting.settings.model_copy(update={"guidance_scale": scale}) for scale in setting.guidances}
     first: dict[float, Tensor] = {}
-    if request.variety is not None and setting.run is not None:  # before its weights are those after alignment
+    if request.variety is not None and run is not None:  # before its weights are those after alignment
         first = {scale: several(settings, request.variety) for scale, settings in guided.items()}
-    for weights in [*before, "model" if setting.run is None else "aligned"]:
-        if weights == "aligned" and setting.run is not None:
-            setting.run.align()
-        state = None if setting.run is None else digest(setting.run.policy.state())
+    for weights in [*before, "model" if run is None else "aligned"]:
+        if weights == "aligned" and run is not None:
+            run.align()
+        state = None if run is None else digest(run.policy.state())
         for guidance, settings in guided.items():
             of_rewards = settings.samples * len(setting.scorers)
             pulse.begin(
@@ -167,7 +157,7 @@ def measure(request: EvaluateRequest, tell: Callable[[str], None] = print) -> It
             )
             evaluation = evaluate(
                 Ranks(),
-                setting.adapter,
+                adapter,
                 encode,
                 prompts,
                 setting.scorers,
@@ -180,7 +170,7 @@ def measure(request: EvaluateRequest, tell: Callable[[str], None] = print) -> It
             if request.variety is not None:
                 images = first[guidance] if weights == "base" else several(settings, request.variety)
                 varied = variety(images, first.get(guidance))
-            step = None if setting.run is None else setting.run.checkpoint.step if weights == "aligned" else 0
+            step = None if run is None else run.checkpoint.step if weights == "aligned" else 0
             row = measured(evaluation, settings, setting.source, len(setting.prompts), weights, step, state, varied)
             if request.out is not None:
                 _keep(evaluation, request.out / row.label, setting)
@@ -202,69 +192,57 @@ def _require_scores(result: Evaluation, tell: Callable[[str], None]) -> None:
         tell(f"{result.failed} samples could not be scored. The first is {first}")
 
 
-def _of_run(request: EvaluateRequest, directory: Path) -> _Setting:
+def _open(request: EvaluateRequest, tell: Callable[[str], None]) -> _Setting:
+    """Load the model, the prompts and the rewards."""
     device, rewards = choose_device(request.device), _rewards(request)
-    run = open_run_model(directory, device, request.choice)
-    config, source = run.config, request.prompts or run.config.prompts.held_out
-    settings, fps = _replaced(config.eval, request), config.model.frame_rate
-    listed = read_prompts(source)
-    measured_with: Inputs = {}
-    if request.prompts is None:
-        measured_with["prompts.eval"] = digest_prompts(listed.prompts[: config.eval.samples])
-    scorers = make_scorers(rewards or config.eval.rewards, "--reward" if rewards else "eval.rewards", device, fps)
-    if not rewards:
-        specs = [one.scorer.spec for one in scorers]
-        measured_with |= digest_rewards("eval.rewards", config.eval.rewards, specs)
-    then = run.checkpoint.state.get("inputs")
-    others = warn_of_inputs(then, measured_with, str(directory)) if then is not None else []
-    run = replace(run, messages=(*run.messages, *others))
+    if request.run is None:
+        if request.prompts is None or not rewards:
+            raise ConfigError(
+                "diffrl evaluate --model needs --prompts SOURCE and at least one --reward NAME: a pipeline has none of "
+                "its own. Add them."
+            )
+        source, listed = request.prompts, read_prompts(request.prompts)
+        settings = EvalSettings(
+            rewards=rewards, samples=SAMPLES_OF_A_PIPELINE, steps=STEPS_OF_A_PIPELINE, batch=BATCH_OF_A_PIPELINE
+        )
+        model = open_model(request, device, tell)
+        fps, decode_batch = find_family(model.family).fps, request.batch or BATCH_OF_A_PIPELINE
+    else:
+        model = open_model(request, device, tell)
+        assert model.run is not None
+        config = model.run.config
+        source, settings = request.prompts or config.prompts.held_out, config.eval
+        fps, decode_batch = config.model.frame_rate, config.rollout.decode_batch
+        listed = read_prompts(source)
+    scorers = make_scorers(rewards or settings.rewards, "--reward" if rewards else "eval.rewards", device, fps)
     return _Setting(
-        adapter=run.adapter,
-        family=config.model.family,
+        model=model,
         source=source,
         prompts=listed.prompts,
         scorers=scorers,
-        settings=settings,
-        guidances=_guidances(request, config.eval.guidance_scale),
-        decode_batch=config.rollout.decode_batch,
-        run=run,
-        notes=listed.notes,
+        settings=_replaced(settings, request),
+        guidances=list(dict.fromkeys(request.guidance or [settings.guidance_scale])),
+        decode_batch=decode_batch,
+        notes=[*_changes(request, model.run, listed.prompts, scorers), *listed.notes],
     )
 
 
-def _of_pipeline(request: EvaluateRequest, tell: Callable[[str], None]) -> _Setting:
-    rewards = _rewards(request)
-    if request.prompts is None or not rewards:
-        raise ConfigError(
-            "diffrl evaluate --model needs --prompts SOURCE and at least one --reward NAME: a pipeline has none of its "
-            "own. Add them."
-        )
-    settings = _replaced(
-        EvalSettings(
-            rewards=rewards, samples=SAMPLES_OF_A_PIPELINE, steps=STEPS_OF_A_PIPELINE, batch=BATCH_OF_A_PIPELINE
-        ),
-        request,
-    )
-    listed, device = read_prompts(request.prompts), choose_device(request.device)
-    model, sizes = str(request.model), (request.height, request.width, request.frames)
-    chosen = (request.family, request.dtype, device, *sizes, request.lora, tell)
-    adapter, family = open_pipeline(model, *chosen, variant=request.variant)
-    return _Setting(
-        adapter=adapter,
-        family=family,
-        source=request.prompts,
-        prompts=listed.prompts,
-        scorers=make_scorers(rewards, "--reward", device, find_family(family).fps),
-        settings=settings,
-        guidances=_guidances(request, 1.0),
-        decode_batch=settings.batch,
-        run=None,
-        notes=listed.notes,
-    )
+def _changes(
+    request: EvaluateRequest, run: AlignedModel | None, prompts: Sequence[Prompt], scorers: Sequence[WeightedScorer]
+) -> list[str]:
+    """Say which of a run's own prompts and rewards are not as they were when it was trained."""
+    if run is None or (trained_with := run.checkpoint.state.get("inputs")) is None:
+        return []
+    now: Inputs = {}
+    if request.prompts is None:
+        now["prompts.eval"] = digest_prompts(prompts[: run.config.eval.samples])
+    if not request.reward:
+        now |= digest_rewards("eval.rewards", run.config.eval.rewards, [one.scorer.spec for one in scorers])
+    return warn_of_inputs(trained_with, now, str(request.run))
 
 
 def _rewards(request: EvaluateRequest) -> tuple[RewardSettings, ...]:
-    """The rewards that the command line names."""
+    """Return the rewards that the command line names."""
     if not request.reward:
         return ()
     try:
@@ -275,13 +253,9 @@ def _rewards(request: EvaluateRequest) -> tuple[RewardSettings, ...]:
 
 
 def _replaced(settings: EvalSettings, request: EvaluateRequest) -> EvalSettings:
-    """Settings with what the command line gives in their place."""
+    """Return settings with what the command line gives in their place."""
     requested = {"samples": request.samples, "steps": request.steps, "batch": request.batch}
     return settings.model_copy(update={name: value for name, value in requested.items() if value is not None})
-
-
-def _guidances(request: EvaluateRequest, default: float) -> list[float]:
-    return list(dict.fromkeys(request.guidance or [default]))
 
 
 def _require_fit(setting: _Setting, prompts: Sequence[Prompt]) -> None:
@@ -290,16 +264,16 @@ def _require_fit(setting: _Setting, prompts: Sequence[Prompt]) -> None:
     Raises:
         ConfigError: says what is wrong.
     """
-    require_media(find_family(setting.family), setting.scorers)
+    require_media(find_family(setting.model.family), setting.scorers)
     require_metadata(setting.scorers, prompts, setting.source)
     require_pairs(setting.scorers, setting.settings.samples, len(prompts))
-    require_sources(setting.family, setting.adapter, {setting.source: prompts})
+    require_sources(setting.model.family, setting.model.adapter, {setting.source: prompts})
 
 
 def _keep(result: Evaluation, folder: Path, setting: _Setting) -> None:
     """Write a row's samples as `diffrl generate` does, their rewards beside them."""
     folder.mkdir(parents=True)
-    fps = find_family(setting.family).fps
+    fps = find_family(setting.model.family).fps
     values = {name: column.tolist() for name, column in {**result.table.raw, **result.table.parts}.items()}
     with (folder / SAMPLES).open("w", encoding="utf-8") as index:
         for i, (image, prompt, address) in enumerate(zip(result.images, result.prompts, result.addresses, strict=True)):

@@ -14,10 +14,9 @@ from diffrl import pulse
 from diffrl.data.prompts import PromptList, make_prompt, read_prompts
 from diffrl.data.sources import require_source
 from diffrl.errors import ConfigError
-from diffrl.export.pictures import SAMPLES, open_pipeline, require_run_or_model, write_sample
+from diffrl.export.pictures import SAMPLES, OpenModel, open_model, require_run_or_model, write_sample
 from diffrl.export.request import GenerateRequest
 from diffrl.files import require_empty
-from diffrl.models.adapter import ModelAdapter
 from diffrl.models.encodings import PromptEncodings
 from diffrl.models.families import find_family
 from diffrl.models.images import STILL_SIZE, Cell, comparison_grid, still
@@ -27,7 +26,6 @@ from diffrl.rollout.address import Address
 from diffrl.rollout.denoise import Sampler, denoise
 from diffrl.rollout.regenerate import decode
 from diffrl.rollout.tree import chains
-from diffrl.run.checkpoints import load_aligned
 from diffrl.training.prompt_report import PromptReport, count_cut
 from diffrl.training.scorers import require_sources
 from diffrl.training.session import encoders_of
@@ -48,69 +46,63 @@ def generate_pictures(request: GenerateRequest, out: Path) -> list[str]:
     prompts, notes = _prompts(request)
     require_empty(out, "--out")
     drawing, report = open_drawing(request), PromptReport(notes)
-    count_cut(report, "warn", "the prompts", prompts, encoders_of(drawing.adapter))
+    count_cut(report, "warn", "the prompts", prompts, encoders_of(drawing.model.adapter))
     return [*report.notes, *_write(out, request, prompts, drawing)]
 
 
 @dataclass(frozen=True)
 class Drawing:
-    """A model that is ready to draw.
+    """A model that is ready to sample, and how.
 
     Args:
-        adapter: the model.
-        family: its name.
+        model: the model.
         sampler: how latents are carried.
         lines: what the user should know of it.
     """
 
-    adapter: ModelAdapter
-    family: str
+    model: OpenModel
     sampler: Sampler
     lines: Sequence[str]
 
 
 def open_drawing(request: GenerateRequest) -> Drawing:
-    """Load what a request draws with.
+    """Load what a request samples with.
 
     Raises:
         ConfigError: the request does not add up, or what it names cannot be loaded.
     """
-    require_run_or_model("generate", request.run, request.model, request.only_of_model, request.choice)
-    device = choose_device(request.device)
-    steps, guidance_scale = request.steps, request.guidance_scale
+    require_run_or_model("generate", request)
     lines: list[str] = []
-    aligned = None
-    if request.run is not None:
-        aligned = load_aligned(request.run, device, request.choice)
-        adapter, evaluation, family = aligned.adapter, aligned.config.eval, aligned.config.model.family
-        lines += [*aligned.messages, f"Weights of {request.run} after iteration {aligned.checkpoint.step}."]
-        steps = steps or evaluation.steps
-        guidance_scale = evaluation.guidance_scale if guidance_scale is None else guidance_scale
-    else:
-        model = str(request.model)
-        chosen = (request.family, request.dtype, device, request.height, request.width, request.frames, request.lora)
-        adapter, family = open_pipeline(model, *chosen, lines.append, variant=request.variant)
-    guidance = 1.0 if guidance_scale is None else guidance_scale
-    solver = "ode" if aligned is None else aligned.config.eval.solver
+    model = open_model(request, choose_device(request.device), lines.append)
+    steps, guidance, solver = DEFAULT_STEPS, 1.0, "ode"
+    if model.run is not None:
+        model.run.align()
+        lines.append(f"Weights of {request.run} after iteration {model.run.checkpoint.step}.")
+        evaluation = model.run.config.eval
+        steps, guidance, solver = evaluation.steps, evaluation.guidance_scale, evaluation.solver
     sampler = Sampler(
-        adapter.sigmas(steps or DEFAULT_STEPS), solver=solver, guidance_scale=guidance, micro_batch=request.batch
+        model.adapter.sigmas(request.steps or steps),
+        solver=solver,
+        guidance_scale=guidance if request.guidance_scale is None else request.guidance_scale,
+        micro_batch=request.batch,
     )
-    return Drawing(adapter, family, sampler, lines)
+    return Drawing(model, sampler, lines)
 
 
 def draw(request: GenerateRequest, prompts: Sequence[Prompt], drawing: Drawing) -> Iterator[tuple[int, int, Tensor]]:
-    """The pictures that a request asks for, a batch of them drawn at a time.
+    """Yield the samples that a request asks for, a batch of them at a time.
 
     Args:
-        request: what to draw.
+        request: what to sample.
         prompts: its prompts.
-        drawing: what draws.
+        drawing: what samples.
 
     Yields:
         The prompt's place in the list, the picture's number, and the picture (3, H, W) or video (F, 3, H, W) uint8.
     """
-    require_sources(drawing.family, drawing.adapter, {"The prompts": prompts})
-    adapter, encode = drawing.adapter, PromptEncodings(drawing.adapter)
+    adapter = drawing.model.adapter
+    require_sources(drawing.model.family, adapter, {"The prompts": prompts})
+    encode = PromptEncodings(adapter)
     jobs = [(i, j) for i in range(len(prompts)) for j in range(request.per_prompt)]
     for start in range(0, len(jobs), request.batch):
         piece = jobs[start : start + request.batch]
@@ -127,8 +119,8 @@ def draw(request: GenerateRequest, prompts: Sequence[Prompt], drawing: Drawing) 
 
 
 def _write(out: Path, request: GenerateRequest, prompts: Sequence[Prompt], drawing: Drawing) -> list[str]:
-    """Draw into a folder; lines for the user."""
-    fps, sampler = find_family(drawing.family).fps, drawing.sampler
+    """Sample into a folder; returns lines for the user."""
+    fps, sampler = find_family(drawing.model.family).fps, drawing.sampler
     out.mkdir(parents=True, exist_ok=True)
     shown = min(request.per_prompt, GRID_PICTURES)
     first: dict[int, list[Tensor]] = {}
@@ -151,7 +143,7 @@ def _write(out: Path, request: GenerateRequest, prompts: Sequence[Prompt], drawi
 
 
 def kept_pictures(out: Path) -> str:
-    """What an interrupted drawing leaves in its folder."""
+    """Say what an interrupted command leaves in its folder."""
     try:
         count = len((out / SAMPLES).read_text(encoding="utf-8").splitlines())
     except OSError:
@@ -160,7 +152,7 @@ def kept_pictures(out: Path) -> str:
 
 
 def asked_prompts(texts: Sequence[str], image: str | None, name: str) -> list[Prompt]:
-    """Prompts that a command or a call names one by one, and the image that all of them edit.
+    """Make prompts that a command or a call names one by one, and the image that all of them edit.
 
     Args:
         texts: of the prompts.

@@ -16,6 +16,7 @@ from torch import Tensor
 from diffrl import __version__
 from diffrl.config.schema import EvalSettings
 from diffrl.data.worlds import noise_stream, split_of
+from diffrl.display import NOTHING, console_table, plus_minus
 from diffrl.statistics import clustered_estimate
 from diffrl.training.evaluate import Evaluation
 
@@ -69,7 +70,7 @@ class Measured:
 
     @property
     def label(self) -> str:
-        """A name for a folder: "aligned", or with guidance "aligned-cfg3"."""
+        """Return a name for a folder: "aligned", or with guidance "aligned-cfg3"."""
         return self.weights if self.guidance_scale == 1 else f"{self.weights}-cfg{self.guidance_scale:g}"
 
     def as_json(self) -> dict[str, Any]:
@@ -87,7 +88,7 @@ def measured(
     digest: str | None,
     variety: Mapping[str, float] | None = None,
 ) -> Measured:
-    """The row of an evaluation by one process; `listed` are its source's prompts, `Measured` tells of the others."""
+    """Make the row of an evaluation by one process; `listed` counts its source's prompts, see `Measured`."""
     split, keys = split_of(source), [prompt.key for prompt in evaluation.prompts]
     return Measured(
         weights=weights,
@@ -136,7 +137,7 @@ def interval(values: Tensor, prompts: Sequence[Hashable]) -> tuple[float, float]
 
 
 def digest(weights: Mapping[str, Tensor]) -> str:
-    """sha256 of named tensors: names, types, shapes and bytes, in the order of the names."""
+    """Return the sha256 of named tensors: names, types, shapes and bytes, in the order of the names."""
     whole = hashlib.sha256()
     for name in sorted(weights):
         tensor = weights[name].detach().cpu().contiguous()
@@ -146,27 +147,29 @@ def digest(weights: Mapping[str, Tensor]) -> str:
 
 
 def table_of(rows: Sequence[Measured]) -> Table:
-    """One line a row: mean and interval of each reward.
+    """Return one line a row: mean and interval of each reward.
 
     Args:
         rows: at least one, of the same prompts, steps and noise.
     """
     first = rows[0]
+    names = dict.fromkeys(name for row in rows for name in row.intervals)
+    varied = dict.fromkeys(name for row in rows for name in row.variety or ())
+    cells = [
+        {
+            "weights": row.weights,
+            "iteration": NOTHING if row.iteration is None else str(row.iteration),
+            "guidance": f"{row.guidance_scale:g}",
+            "n": str(row.n),
+            **{name: _cell(row.means.get(name), row.intervals.get(name)) for name in names},
+            **{name: _cell((row.variety or {}).get(name), None) for name in varied},
+        }
+        for row in rows
+    ]
     title = f"{first.prompts}, {first.steps} steps, noise of seed {first.noise_seed}"
-    table = Table(title=title, caption="mean and its 95 % interval")
-    names = list(dict.fromkeys(name for row in rows for name in row.intervals))
-    varied = list(dict.fromkeys(name for row in rows for name in row.variety or ()))
-    for column in ("weights", "iteration", "guidance", "n", *names, *varied):
-        table.add_column(column, justify="left" if column == "weights" else "right")
-    for row in rows:
-        iteration = "–" if row.iteration is None else str(row.iteration)
-        cells = [_cell(row.means.get(name), row.intervals.get(name)) for name in names]
-        cells += [_cell((row.variety or {}).get(name), None) for name in varied]
-        table.add_row(row.weights, iteration, f"{row.guidance_scale:g}", str(row.n), *cells)
-    return table
+    return console_table(title, cells, caption="mean and its 95 % interval")
 
 
 def _cell(mean: float | None, ends: tuple[float, float] | None) -> str:
-    if mean is None:
-        return "–"
-    return f"{mean:.3f}" if ends is None else f"{mean:.3f}\n{ends[0]:.3f} to {ends[1]:.3f}"
+    number = plus_minus(mean, None)
+    return number if ends is None else f"{number}\n{ends[0]:.3f} to {ends[1]:.3f}"

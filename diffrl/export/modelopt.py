@@ -114,7 +114,7 @@ def export_quantised(
 
 
 def quantiser_config(layers: list[str], recipe: Mapping[str, Any]) -> Mapping[str, Any]:
-    """A modelopt configuration for exactly these layers; modelopt's own lists of exceptions do not apply."""
+    """Return a modelopt configuration for exactly these layers; modelopt's own lists of exceptions do not apply."""
     on = [
         {"quantizer_name": f"{name}.{side}_quantizer", "cfg": dict(recipe)}
         for name in layers
@@ -124,7 +124,7 @@ def quantiser_config(layers: list[str], recipe: Mapping[str, Any]) -> Mapping[st
 
 
 def _unfit(layer: nn.Linear, multiple: int) -> str | None:
-    """Pointwise convolutions are not for servers' linear kernels; they arrive without weights."""
+    """Say why a layer stays: pointwise convolutions are not for servers' linear kernels, and have no weights."""
     if layer.weight.is_meta:
         return "a convolution"
     sizes = (layer.in_features, layer.out_features)
@@ -149,7 +149,7 @@ def _calibrate(model: AlignedModel, prompts: Sequence[Prompt]) -> None:
 
 
 def _write(model: AlignedModel, quantised: nn.Module, out: Path) -> None:
-    """The state first: packing for servers changes the network."""
+    """Write the state first: packing for servers changes the network."""
     import modelopt.torch.opt as mto
     from modelopt.torch.export import export_hf_checkpoint
 

@@ -1,9 +1,10 @@
-"""What drawing commands share: a pipeline that belongs to no run, and samples written with their prompts."""
+"""What sampling commands share: how a run's or a pipeline's model is opened, and samples written with prompts."""
 
 from __future__ import annotations
 
 import json
 from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TextIO
 
@@ -11,13 +12,14 @@ import torch
 from torch import Tensor
 
 from diffrl.errors import ConfigError
+from diffrl.export.request import ONLY_OF_MODEL, ModelOptions
 from diffrl.models.adapter import ModelAdapter
 from diffrl.models.families import find_family
 from diffrl.models.loading import DTYPES, infer_family, load_adapter
 from diffrl.models.lora_file import attach_lora, check_lora
 from diffrl.records import Prompt
-from diffrl.run.checkpoints import NEWEST, Choice, require_choice
-from diffrl.tracking.index import DRAWN_SOURCES, source_file
+from diffrl.run.checkpoints import AlignedModel, open_run_model, require_choice
+from diffrl.tracking.index import GENERATED_SOURCES, source_file
 from diffrl.trees.write import keep_source
 from reward_models.media import save_media, to_pil
 
@@ -25,77 +27,92 @@ SAMPLES = "samples.jsonl"
 
 
 def run_or_model(source: str) -> tuple[Path | None, str | None]:
-    """What a source of pictures is: (the directory of a run, None), or (None, a pipeline's directory or hub id)."""
+    """Tell sources apart: (the directory of a run, None), or (None, a pipeline's directory or hub id)."""
     return (Path(source), None) if (Path(source) / "config.yaml").is_file() else (None, source)
 
 
-def require_run_or_model(
-    command: str, run: Path | None, model: str | None, only_of_model: Mapping[str, Any], choice: Choice = NEWEST
-) -> None:
+def require_run_or_model(command: str, options: ModelOptions) -> None:
     """Refuse both, neither, a pipeline's options beside a run, and a run's beside a pipeline.
 
     Args:
         command: its name, for the message.
-        run: a run's directory.
-        model: a pipeline.
-        only_of_model: options that a run has of its own, by name; None or False where not given.
-        choice: of the run's checkpoints.
+        options: of the command.
 
     Raises:
         ConfigError: the request does not add up.
     """
-    if (model is None) == (run is None):
-        got = "neither. Add one" if run is None else "both. Remove one"
+    if (options.model is None) == (options.run is None):
+        got = "neither. Add one" if options.run is None else "both. Remove one"
         raise ConfigError(f"diffrl {command} takes --model PATH or --run RUN_DIR, and not both. Got {got}.")
-    if run is not None and any(only_of_model.values()):
-        names, named = list(only_of_model), ", ".join(name for name, value in only_of_model.items() if value)
+    set_here = [f"--{name}" for name in ONLY_OF_MODEL if getattr(options, name) != getattr(ModelOptions, name)]
+    if options.run is not None and set_here:
+        *names, last = (f"--{name}" for name in ONLY_OF_MODEL)
         raise ConfigError(
-            f"{', '.join(names[:-1])} and {names[-1]} go with --model: a run has its own. Got --run and {named}. "
-            f"Remove {named}."
+            f"{', '.join(names)} and {last} go with --model: a run has its own. Got --run and {', '.join(set_here)}. "
+            f"Remove {', '.join(set_here)}."
         )
-    require_choice(choice, run)
+    require_choice(options.choice, options.run)
+
+
+@dataclass(frozen=True)
+class OpenModel:
+    """A model that is ready to sample.
+
+    Args:
+        adapter: the model.
+        family: its name.
+        run: whose model it is, as it was before alignment; None for a pipeline.
+    """
+
+    adapter: ModelAdapter
+    family: str
+    run: AlignedModel | None
+
+
+def open_model(options: ModelOptions, device: torch.device, tell: Callable[[str], None]) -> OpenModel:
+    """Load the model of a run or a pipeline.
+
+    Args:
+        options: which one.
+        device: where it runs.
+        tell: takes what the user should know of it.
+
+    Raises:
+        ConfigError: there is none, or it cannot be loaded so.
+        CheckpointError: the run has no checkpoint that can be used.
+    """
+    if options.run is None:
+        return OpenModel(*open_pipeline(options, device, tell), None)
+    run = open_run_model(options.run, device, options.choice)
+    for message in run.messages:
+        tell(message)
+    return OpenModel(run.adapter, run.config.model.family, run)
 
 
 def open_pipeline(
-    model: str,
-    family: str | None,
-    dtype: str,
-    device: torch.device,
-    height: int | None,
-    width: int | None,
-    frames: int | None,
-    lora: str | None = None,
-    tell: Callable[[str], None] = print,
-    *,
-    variant: str | None = None,
+    options: ModelOptions, device: torch.device, tell: Callable[[str], None] = print
 ) -> tuple[ModelAdapter, str]:
-    """A pipeline as it is, and the name of its family.
+    """Load a pipeline as it is, a LoRA at scale 1; also returns the name of its family.
 
     Args:
-        model: directory or hub id.
-        family: None: what the pipeline's class says.
-        dtype: of the denoiser, a name of `DTYPES`.
+        options: the pipeline, and how it is loaded.
         device: where it runs.
-        height: in pixels; None: the model's own, and so for the others.
-        width: in pixels.
-        frames: of a video.
-        lora: a file or folder, loaded at scale 1.
-        tell: is told what the user should know of the LoRA.
-        variant: of its files of weights.
+        tell: takes what the user should know of the LoRA.
 
     Raises:
         ConfigError: it cannot be loaded so.
     """
-    if dtype not in DTYPES:
-        raise ConfigError(f"--dtype must be one of {', '.join(DTYPES)}. Got {dtype!r}.")
-    name = family or infer_family(model)
-    if frames is not None and find_family(name).fps is None:
+    model, lora = str(options.model), options.lora
+    if options.dtype not in DTYPES:
+        raise ConfigError(f"--dtype must be one of {', '.join(DTYPES)}. Got {options.dtype!r}.")
+    name = options.family or infer_family(model)
+    if options.frames is not None and find_family(name).fps is None:
         raise ConfigError(f"--frames needs a family that generates videos. Got one of {name}. Remove --frames.")
     if lora is not None:
         for _ in check_lora(lora, model, find_family(name), "--lora"):
             pass  # refuses it before minutes of loading
-    sizes = {"height": height, "width": width, "frames": frames}
-    adapter = load_adapter(name, model, dtype=dtype, device=device, variant=variant, **sizes)
+    sizes = {"height": options.height, "width": options.width, "frames": options.frames}
+    adapter = load_adapter(name, model, dtype=options.dtype, device=device, variant=options.variant, **sizes)
     if lora is not None:
         for note in attach_lora(adapter.trainable_modules(), find_family(name), lora, "--lora"):
             tell(note)
@@ -131,7 +148,7 @@ def write_sample(
         to_pil(image).save(folder / name)
     else:
         save_media(image, folder / name, fps or 16.0)
-    if (copy := source_file(prompt.beside, DRAWN_SOURCES)) is not None and prompt.source is not None:
+    if (copy := source_file(prompt.beside, GENERATED_SOURCES)) is not None and prompt.source is not None:
         keep_source(prompt.source, folder / copy)
     row = {**prompt.beside, "file": name, "prompt": prompt.text, "seed": seed, "number": number, **(beside or {})}
     index.write(json.dumps(row) + "\n")

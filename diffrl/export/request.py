@@ -13,6 +13,8 @@ if TYPE_CHECKING:
 
 MODEL, SAMPLING, PROMPTS = "Whose weights", "How it is sampled", "Prompts"
 MEASURED, RESULT = "What is measured", "Results"
+ONLY_OF_MODEL = ("height", "width", "frames", "family", "dtype", "variant", "lora")
+"""Options that go with `--model` alone: a run has its own."""
 
 
 @dataclass(frozen=True)
@@ -53,19 +55,6 @@ class ModelOptions:
         from diffrl.run.checkpoints import Choice
 
         return Choice(self.step, self.best)
-
-    @property
-    def only_of_model(self) -> dict[str, object]:
-        """Return the options that a run has of its own, by name; None or False where they are left out."""
-        return {
-            "--height": self.height,
-            "--width": self.width,
-            "--frames": self.frames,
-            "--family": self.family,
-            "--dtype": self.dtype != "float32",
-            "--variant": self.variant,
-            "--lora": self.lora,
-        }
 
 
 @dataclass(frozen=True)

@@ -29,7 +29,7 @@ def draw_several(
     stream: str,
     each: int,
 ) -> Tensor:
-    """The first prompts, at most `MOST_PROMPTS`, several times each; the first sample of each is an evaluation's.
+    """Sample the first prompts, at most `MOST_PROMPTS`, several times; the first of each is an evaluation's.
 
     Args:
         adapter: the policy.
@@ -50,7 +50,7 @@ def draw_several(
 
 
 def variety(images: Tensor, base: Tensor | None) -> dict[str, float]:
-    """Diversity within prompts and the distance to the base's pictures.
+    """Return diversity within prompts and the distance to the base's pictures.
 
     Args:
         images: (P, K, ...) uint8, K at least 2, as `draw_several` gave them.

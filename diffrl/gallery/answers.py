@@ -26,7 +26,7 @@ def answered(site: Site, name: str, query: Query) -> Answer:
 
 
 def error_page(site: Site, error: Exception) -> Answer:
-    """A page about an error: its own sentence if it has one, else a request to report it; the log has it once."""
+    """Return a page about an error: its own sentence, else a request to report it, which is logged once."""
     if isinstance(error, GalleryError):
         return site.message(error)
     if isinstance(error, DiffrlError):
@@ -53,5 +53,5 @@ def note(error: Exception) -> None:
 
 
 def as_bytes(answer: Answer) -> bytes:
-    """The body as it is sent or written; what UTF-8 cannot hold (half a surrogate pair) becomes a question mark."""
+    """Return the body as it is sent or written; half a surrogate pair becomes a question mark."""
     return answer.body if isinstance(answer.body, bytes) else answer.body.encode("utf-8", "replace")

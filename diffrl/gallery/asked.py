@@ -46,7 +46,7 @@ class Wanted:
 
     @property
     def status(self) -> int:
-        """Of the page: a mistake is told in its place, beside the form, and is one all the same."""
+        """Return the page's status: a mistake is shown in its place, beside the form, and is one all the same."""
         return 400 if self.problem else 200
 
     @property

@@ -75,7 +75,7 @@ def label(state: State) -> str:
 
 
 def stream(source: Source, state: State) -> str:
-    """What the noise of a state's samples was drawn for: with an equal key, an equal stream means the same noise.
+    """Return what the noise of a state's samples was generated for: equal keys and streams are the same noise.
 
     Evaluations draw the same noise at every iteration, training draws its own (`rollout.address`); of other stages
     nothing is known, so that each of their iterations counts as a stream of its own. Latents of another model or
@@ -114,13 +114,12 @@ def choose(site: Site, query: Query) -> Choice:
             )
         return Choice(named([site.state(key) for key in keys]), chosen=True)
     if query.text("run") or len(site.sources) == 1:
-        source = site.source(query.text("run")) if query.text("run") else site.sources[0]
-        return first_and_last(source)
+        return first_and_last(site.source(query.text("run")))
     return last_of_all(site.sources)
 
 
 def named(pairs: Sequence[tuple[Source, State]]) -> list[Column]:
-    """Columns with labels that tell them apart: the source is named where there are several, or it is a folder."""
+    """Return columns with labels that tell them apart; the source is named where there are several, or of a folder."""
     several = len({source.key for source, _ in pairs}) > 1
 
     def words(source: Source, state: State) -> str:
@@ -137,12 +136,8 @@ def first_and_last(source: Source) -> Choice:
     if not states:
         return Choice([], [f"{source.title} has no samples yet. They come with its first evaluation."])
     if len(states) == 1:
-        note = (
-            ""
-            if source.kind == "folder"
-            else f"{source.title} has only {label(states[0])} so far: there is nothing to compare it with yet."
-        )
-        return Choice(named([(source, states[0])]), [note] if note else [])
+        note = f"{source.title} has only {label(states[0])} so far: there is nothing to compare it with yet."
+        return Choice(named([(source, states[0])]), [note] if source.kind == "run" else [])
     return Choice(named([(source, states[0]), (source, states[-1])]))
 
 
@@ -184,14 +179,14 @@ def options(source: Source, kept: Sequence[State] = ()) -> list[State]:
 
 
 def thinned(states: Sequence[State], kept: Sequence[State] = (), most: int = OFFERED) -> list[State]:
-    """Of many states about `most`: the first, the last, evenly many between, and those of `kept`."""
+    """Return about `most` of many states: the first, the last, evenly many between, and those of `kept`."""
     every = max(1, -(-len(states) // most))
     keys = {state.key for state in kept}
     return [s for i, s in enumerate(states) if i % every == 0 or i == len(states) - 1 or s.key in keys]
 
 
 def exported_states(site: Site, source: Source) -> tuple[list[State], int]:
-    """The evaluations of a source that an exported site has pages of (about option `evaluations`), and of how many.
+    """Return the evaluations of a source that an exported site has pages of, and of how many (option `evaluations`).
 
     Raises:
         GalleryError: its store cannot be read.
@@ -223,10 +218,10 @@ def lower_rewards(columns: Sequence[Column], names: Sequence[str]) -> frozenset[
 
 
 def default_reward(columns: Sequence[Column], names: Sequence[str]) -> str | None:
-    """The first held-out reward of the first run that has one, else "total", else the first; None without any."""
+    """Return the first held-out reward of the first run that has one, else "total", else the first."""
     for column in columns:
         if isinstance(column.source, RunSource):
             held_out = [name for name in first_rewards(column.source) if name in names]
             if held_out:
                 return held_out[0]
-    return "total" if "total" in names else names[0] if names else None
+    return "total" if "total" in names else next(iter(names), None)

@@ -18,6 +18,7 @@ from diffrl.errors import ConfigError
 from diffrl.gallery.app import LOOPBACK, serve
 from diffrl.gallery.errors import GalleryError
 from diffrl.gallery.links import ServerLinks
+from diffrl.gallery.numbers import counted
 from diffrl.gallery.records import Source
 from diffrl.gallery.request import GalleryRequest
 from diffrl.gallery.scoring import score_folders
@@ -57,7 +58,7 @@ def show_gallery(request: GalleryRequest, say: Callable[[str], None]) -> None:
     address = f"http://{f'[{host}]' if ':' in host else host}:{port}/"
 
     def ready() -> None:
-        say(f"{_counted(sources)} at {address}   (Ctrl-C ends)")
+        say(f"{counted(len(sources), 'source')} at {address}   (Ctrl-C ends)")
         if not sources:
             say(f"{_named(paths)} is empty so far: runs are shown as they begin.")
         if host not in LOOPBACK:
@@ -129,7 +130,3 @@ def free_port(host: str, port: int) -> int:
 
 def _named(paths: Sequence[Path]) -> str:
     return " and ".join(map(str, paths or [Path("runs")]))
-
-
-def _counted(sources: Sequence[object]) -> str:
-    return f"{len(sources)} {'source' if len(sources) == 1 else 'sources'}"

@@ -8,7 +8,7 @@ from pathlib import PurePosixPath
 from typing import NamedTuple
 
 from diffrl.gallery.numbers import SAME, finite, improvement
-from diffrl.gallery.paths import PICTURES, VIDEOS
+from diffrl.gallery.paths import MEDIA
 from diffrl.gallery.records import Brief
 
 SORTS = {
@@ -76,7 +76,7 @@ class Matched(NamedTuple):
     """What `match` found.
 
     Args:
-        rows: those with all pictures first; else in the order of the first column, then of the others.
+        rows: those with all images first; else in the order of the first column, then of the others.
         by: what made two samples the same, in words.
         unmatched: places of the columns that share nothing with any other.
     """
@@ -107,7 +107,7 @@ class Summary(NamedTuple):
 
 
 FOLDER = "folder"
-"""The stream of pictures whose noise nobody knows; see `columns.stream`."""
+"""The stream of images whose noise nobody knows; see `columns.stream`."""
 NOISE, FILE, PROMPT = "prompt and noise", "file name", "prompt"
 Named = Callable[[Sequence[Brief], str], list[Hashable]]
 
@@ -118,13 +118,13 @@ def by_noise(briefs: Sequence[Brief], stream: str) -> list[Hashable]:
 
 
 def by_file(briefs: Sequence[Brief], stream: str) -> list[Hashable]:
-    """Return the file's name without the suffix of a picture, in folders; samples of runs have none."""
+    """Return the file's name without the suffix of an image, in folders; samples of runs have none."""
     return [_stem(brief.key[4]) or None if stream == FOLDER else None for brief in briefs]
 
 
 def _stem(name: str) -> str:
     path = PurePosixPath(name)
-    return str(path.with_suffix("")) if path.suffix.lower() in PICTURES + VIDEOS else name
+    return str(path.with_suffix("")) if path.suffix.lower() in MEDIA else name
 
 
 def by_prompt(briefs: Sequence[Brief], stream: str) -> list[Hashable]:
@@ -145,8 +145,8 @@ def match(columns: Sequence[Sequence[Brief]], streams: Sequence[str]) -> Matched
     """Put samples of the same prompt and noise beside each other.
 
     Samples of runs match by prompt and noise; where nothing of all columns does, the n-th samples of a prompt stand
-    beside each other, and `Matched.by` says so. Pictures of folders may lack both: where they match nothing so, file
-    names are tried, but of pictures whose prompts differ, then prompts; the first that joins the most columns counts.
+    beside each other, and `Matched.by` says so. Images of folders may lack both: where they match nothing so, file
+    names are tried, but of images whose prompts differ, then prompts; the first that joins the most columns counts.
 
     Args:
         columns: samples of each column, in its order.
@@ -160,7 +160,7 @@ def match(columns: Sequence[Sequence[Brief]], streams: Sequence[str]) -> Matched
         alone = [
             Row(n, one.key[0], (one.id,), (finite(one.value),), source=one.source) for n, one in enumerate(columns[0])
         ]
-        return Matched(_pictures_first(alone, columns), NOISE, [])
+        return Matched(_images_first(alone, columns), NOISE, [])
     best: Matched | None = None
     for by, named in LADDER:
         if best is not None and best.rows and FOLDER not in streams:
@@ -170,7 +170,7 @@ def match(columns: Sequence[Sequence[Brief]], streams: Sequence[str]) -> Matched
             best = joined
     if best is None:
         raise ValueError("match needs at least one column")
-    return best._replace(rows=_pictures_first(best.rows, columns))
+    return best._replace(rows=_images_first(best.rows, columns))
 
 
 def likeness(matched: Matched, streams: Sequence[str]) -> str:
@@ -204,10 +204,10 @@ def _join(columns: Sequence[Sequence[Brief]], names: Sequence[Sequence[Hashable]
     return Matched(rows, by, [column for column, count in enumerate(shared) if not count])
 
 
-def pictured(
+def filter_by_images(
     rows: Sequence[Row], columns: Sequence[Sequence[Brief]], places: Collection[int] | None = None
 ) -> list[Row]:
-    """Return rows whose pictures were kept in every column.
+    """Return rows whose images were kept in every column.
 
     Args:
         rows: of `match`.
@@ -215,12 +215,12 @@ def pictured(
         places: of the columns that count; None for all.
     """
     counting = range(len(columns)) if places is None else places
-    kept = {column: {brief.id for brief in columns[column] if brief.pictured} for column in counting}
+    kept = {column: {brief.id for brief in columns[column] if brief.has_image} for column in counting}
     return [row for row in rows if all(row.ids[column] in ids for column, ids in kept.items())]
 
 
 def representative_rows(rows: Sequence[Row], columns: Sequence[Sequence[Brief]]) -> list[Row]:
-    """Return the rows of which no picture was kept for how much its score changed: these stand for all.
+    """Return the rows of which no image was kept for how much its score changed: these stand for all.
 
     Args:
         rows: of `match`.
@@ -230,9 +230,9 @@ def representative_rows(rows: Sequence[Row], columns: Sequence[Sequence[Brief]])
     return [row for row in rows if not any(one in briefs for one, briefs in zip(row.ids, chosen, strict=True))]
 
 
-def _pictures_first(rows: Sequence[Row], columns: Sequence[Sequence[Brief]]) -> list[Row]:
-    """Rows whose pictures were all kept before the others, or a reader would open a page of gaps; numbered anew."""
-    kept = {row.order for row in pictured(rows, columns)}
+def _images_first(rows: Sequence[Row], columns: Sequence[Sequence[Brief]]) -> list[Row]:
+    """Rows whose images were all kept before the others, or a reader would open a page of gaps; numbered anew."""
+    kept = {row.order for row in filter_by_images(rows, columns)}
     ordered = sorted(rows, key=lambda row: row.order not in kept)
     return [row._replace(order=order) for order, row in enumerate(ordered)]
 

@@ -81,7 +81,7 @@ def points_of(track: Track, name: str) -> list[Point]:
 
 
 def thin(points: Sequence[Point], limit: int = LIMIT) -> list[Point]:
-    """At most `limit` points: the first, the last, and the lowest, highest and a gap of each bucket."""
+    """Return at most `limit` points: the first, the last, and the lowest, highest and a gap of each bucket."""
     if len(points) <= limit:
         return list(points)
     import numpy as np
@@ -100,24 +100,24 @@ def thin(points: Sequence[Point], limit: int = LIMIT) -> list[Point]:
 
 
 def lines_of(panel: Panel, tracks: Sequence[Track], colours: Mapping[str, int] | None = None) -> list[Line]:
-    """The lines of a panel. Runs differ by colour where there are several, else metrics do; dashes differ as well.
+    """Return the lines of a panel: several runs differ by colour, else metrics do; dashes differ as well.
 
     Args:
         panel: which.
         tracks: of the runs.
         colours: places of the runs in the palette, by their keys; None takes them in their order.
     """
-    lines = []
+    lines, single = [], len(panel.columns) == 1
     for t, track in enumerate(tracks):
         for c, column in enumerate(panel.columns):
             points = points_of(track, column)
             if not points:
                 continue
-            several = len(tracks) > 1
-            name = panel.name(column)
-            label = name if not several else track.title if len(panel.columns) == 1 else f"{track.title} · {name}"
-            of_run = (colours or {}).get(track.key, t)
-            colour, dash = (of_run, c if len(panel.columns) > 1 else of_run) if several else (c, c)
+            label, colour, dash = panel.name(column), c, c
+            if len(tracks) > 1:
+                label = track.title if single else f"{track.title} · {label}"
+                colour = (colours or {}).get(track.key, t)
+                dash = colour if single else c
             lines.append(Line(t, column, plain(label), colour, dash, points))
     return lines
 
@@ -140,8 +140,10 @@ def brief(value: float | None) -> str:
     if value is None:
         return "–"
     size = abs(value)
-    text = f"{value:.2e}" if size and not 1e-3 <= size < 1e7 else f"{value:,.0f}" if size >= 1000 else f"{value:.4g}"
-    return text.replace("-", "−")
+    form = ",.0f" if size >= 1000 else ".4g"
+    if size and not 1e-3 <= size < 1e7:
+        form = ".2e"
+    return f"{value:{form}}".replace("-", "−")
 
 
 def page_data(
@@ -191,7 +193,7 @@ def _short(value: float | None, scale: float = 1.0) -> float | int | None:
 
 
 def csv_of(runs: Sequence[tuple[str, Sequence[Row]]], columns: Sequence[str] | None = None) -> str:
-    """One line a row of metrics, nothing thinned: run, the three axes, then the metrics. Empty where there is none.
+    """Return a line for each row of metrics, nothing thinned: run, the three axes, then the metrics.
 
     Args:
         runs: key and rows of each.

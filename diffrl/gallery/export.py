@@ -17,6 +17,7 @@ from diffrl.errors import ConfigError
 from diffrl.gallery.answers import answered, as_bytes
 from diffrl.gallery.columns import OFFERED, exported_states
 from diffrl.gallery.errors import GalleryError
+from diffrl.gallery.numbers import counted
 from diffrl.gallery.pages.votes import filter_votes
 from diffrl.gallery.progress import setting
 from diffrl.gallery.query import Query
@@ -80,9 +81,9 @@ def export_site(
         draft.rename(destination)
     finally:
         shutil.rmtree(draft, ignore_errors=True)
-    lines = [f"{_counted(pages, 'page')}, {_counted(shelf.written, 'image')}, {size / 1e6:.1f} MB in {destination}"]
+    lines = [f"{counted(pages, 'page')}, {counted(shelf.written, 'image')}, {size / 1e6:.1f} MB in {destination}"]
     if shelf.missing:
-        lines.append(f"{_counted(shelf.missing, 'image')} could not be read: a sign stands in their place.")
+        lines.append(f"{counted(shelf.missing, 'image')} could not be read: a sign stands in their place.")
     lines += [
         f"Of {run.title} the newest {len(site.trees(run)):,} of {kept:,} trees are shown."
         for run in site.runs
@@ -91,8 +92,8 @@ def export_site(
     lines += _absences(site)
     explained = [file for file in failed if file.endswith(".html")]
     absent = [file for file in failed if not file.endswith(".html")]
-    lines += [f"{_counted(len(explained), 'page')} could only say why: {_some(explained)}."] if explained else []
-    lines += [f"{_counted(len(absent), 'file')} could not be made: {_some(absent)}."] if absent else []
+    lines += [f"{counted(len(explained), 'page')} could only say why: {_some(explained)}."] if explained else []
+    lines += [f"{counted(len(absent), 'file')} could not be made: {_some(absent)}."] if absent else []
     lines.append(f"Open {destination / 'index.html'} in a browser, here or anywhere: it needs no server.")
     return lines
 
@@ -119,9 +120,9 @@ def _absences(site: Site) -> list[str]:
         if read.unreadable:
             one = read.unreadable == 1
             words = "could not be read as a vote, and is" if one else "could not be read as votes, and are"
-            lines.append(f"{_counted(read.unreadable, 'line')} of the votes {words} left out.")
+            lines.append(f"{counted(read.unreadable, 'line')} of the votes {words} left out.")
         if strangers := len(votes) - len(filter_votes(site, Query(), votes)):
-            lines.append(f"Left out: {_counted(strangers, 'vote')} on what is not in this site.")
+            lines.append(f"Left out: {counted(strangers, 'vote')} on what is not in this site.")
     return lines
 
 
@@ -153,7 +154,7 @@ def _write_pages(site: Site, draft: Path, far: Callable[[int, int], None]) -> tu
         file, name, query = links.pending.popleft()
         if count == MOST_PAGES:
             raise ConfigError(
-                f"An exported site has at most {MOST_PAGES:,} pages. These {_counted(len(site.sources), 'source')} "
+                f"An exported site has at most {MOST_PAGES:,} pages. These {counted(len(site.sources), 'source')} "
                 "give more. Export fewer at a time."
             )
         answer = answered(site, name, query)
@@ -185,7 +186,7 @@ class Shelf:
         self._names = Names()
 
     def keep(self, source: str, file: str, size: int | None, still: bool) -> str:
-        """See `static_links.Keep`. An image that is small enough is its own thumbnail."""
+        """Write an image (small enough, it is its own thumbnail) and return its address; see `static_links.Keep`."""
         try:
             path = Path(self._sources[source].media(file))
             small = shrink(path, size, still) if size is not None or still else None
@@ -248,7 +249,3 @@ def _directories(sources: Sequence[Source]) -> list[tuple[Source, Path]]:
 
 def _some(files: Sequence[str]) -> str:
     return ", ".join(files[:3]) + (f" and {len(files) - 3} more" if len(files) > 3 else "")
-
-
-def _counted(number: int, what: str) -> str:
-    return f"{number:,} {what}{'' if number == 1 else 's'}"

@@ -1,4 +1,4 @@
-"""A folder of pictures as a source: found and captioned as `diffrl score` does it, scored if rewards were named."""
+"""A folder of images as a source: found and captioned as `diffrl score` does it, scored if rewards were named."""
 
 from __future__ import annotations
 
@@ -12,9 +12,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from diffrl.gallery.errors import GalleryError
-from diffrl.gallery.paths import PICTURES, VIDEOS, inside
+from diffrl.gallery.paths import MEDIA, inside
 from diffrl.gallery.records import Brief, Key, Sample, State
-from diffrl.tracking.index import DRAWN_SOURCES, source_file, source_of
+from diffrl.tracking.index import GENERATED_SOURCES, source_file, source_of
 from reward_models.common.suffixes import IMAGE_SUFFIXES, SIDECARS, TABLES, VIDEO_SUFFIXES
 
 if TYPE_CHECKING:
@@ -23,7 +23,6 @@ if TYPE_CHECKING:
 
 FRESH = 3.0
 """Seconds for which a look at the folder counts; after them it is looked at again, and read if it has changed."""
-MEDIA = PICTURES + VIDEOS
 SEEN = tuple({*MEDIA, *IMAGE_SUFFIXES, *VIDEO_SUFFIXES, *SIDECARS, *TABLES})
 """What a look at the folder notices: also what browsers do not show, which is counted."""
 
@@ -34,7 +33,7 @@ Mark = tuple[str, int, int, str | None]
 
 @dataclass(frozen=True)
 class Entry:
-    """A picture of the folder.
+    """An image of the folder.
 
     Args:
         item: as scoring knows it: path, prompt, metadata.
@@ -54,7 +53,7 @@ class Look:
     """What lies in a folder, seen without opening anything.
 
     Args:
-        files: size and time of change of pictures and captions, by relative name.
+        files: size and time of change of images and captions, by relative name.
         outside: links to somewhere else, or to nothing; they are left out.
         captions_outside: captions among them.
         there: whether there is a folder at all.
@@ -67,7 +66,7 @@ class Look:
 
     @property
     def version(self) -> str:
-        """A hash of it all."""
+        """A hash of what lies there."""
         text = repr((sorted(self.files.items()), sorted(self.outside), self.captions_outside, self.there))
         return hashlib.sha256(text.encode("utf-8", "surrogatepass")).hexdigest()[:16]
 
@@ -83,7 +82,7 @@ class Contents:
 
 
 class FolderSource:
-    """A folder of pictures, with captions beside them, in a metadata.jsonl or from `diffrl generate`."""
+    """A folder of images, with captions beside them, in a metadata.jsonl or from `diffrl generate`."""
 
     kind = "folder"
 
@@ -97,20 +96,20 @@ class FolderSource:
         self._entries: dict[int, Entry] = {}
 
     def states(self) -> list[State]:
-        """See `Source.states`: one, the folder itself; none while it is empty."""
+        """Return one state, the folder itself; none while it is empty."""
         entries = self.entries()
         return [State("folder", 0, len(entries))] if entries else []
 
     def reward_names(self, state: State) -> list[str]:
-        """See `Source.reward_names`: those named on the command line, and their parts."""
+        """Return the rewards named on the command line, and their parts."""
         return self.scores.names() if self.scores is not None else []
 
     def lower_is_better(self, state: State) -> frozenset[str]:
-        """See `Source.lower_is_better`: as the rewards say."""
+        """Return those of which less is better, as the rewards say."""
         return self.scores.lower if self.scores is not None else frozenset()
 
     def briefs(self, state: State, reward: str | None) -> list[Brief]:
-        """See `Source.briefs`."""
+        """Return all images, in the order of their names."""
         entries = self._shown()
         marks = [entry.mark for entry in entries.values()]
         values = self.scores.values(marks, reward) if self.scores and reward else [None] * len(marks)
@@ -120,16 +119,16 @@ class FolderSource:
         ]
 
     def samples(self, state: State, ids: Sequence[int]) -> list[Sample]:
-        """See `Source.samples`: what was removed, or has another prompt by now, is not among them."""
+        """Return images by their ids; what was removed, or has another prompt by now, is not among them."""
         entries = self._shown()
         return [self._sample(number, entries[number], state) for number in ids if number in entries]
 
     def media(self, file: str) -> str:
-        """See `Source.media`: only what lies in the folder once every link was followed."""
+        """Return the path of an image that lies in the folder once every link was followed."""
         return str(inside(self.path, file, [self.path]))
 
     def version(self) -> str:
-        """See `Source.version`."""
+        """Return a text that changes with what lies in the folder."""
         return self._read().version
 
     def notes(self) -> list[str]:
@@ -142,11 +141,11 @@ class FolderSource:
         return notes
 
     def readable(self) -> Sequence[Entry]:
-        """Return the pictures, none where the folder or its captions cannot be read, which its pages say."""
+        """Return the images, none where the folder or its captions cannot be read, which its pages say."""
         return self._read().entries
 
     def entries(self) -> Sequence[Entry]:
-        """Return the pictures, in the order of their names.
+        """Return the images, in the order of their names.
 
         Raises:
             GalleryError: the folder is gone, or its captions cannot be read (503).
@@ -157,7 +156,7 @@ class FolderSource:
         return contents.entries
 
     def _shown(self) -> Mapping[int, Entry]:
-        """The pictures by their ids, which stay theirs whatever else comes and goes: a page asks more than once."""
+        """Return the images by their ids, which stay theirs whatever else comes and goes."""
         self.entries()
         return self._entries
 
@@ -191,12 +190,12 @@ class FolderSource:
 
     def _source_of(self, metadata: Mapping[str, Any]) -> str | None:
         """Return the copy that was kept of the image that a sample is an edit of."""
-        file = source_file(metadata, DRAWN_SOURCES)
+        file = source_file(metadata, GENERATED_SOURCES)
         return file if file is not None and (self.path / file).is_file() else None
 
 
 def look(root: Path) -> Look:
-    """See what lies in a folder; hidden files, and folders behind links, are passed over as scoring does."""
+    """Return what lies in a folder; hidden files, and folders behind links, are passed over as scoring does."""
     files: dict[str, tuple[int, int]] = {}
     outside: set[str] = set()
     real = os.path.realpath(root)
@@ -227,7 +226,7 @@ def look(root: Path) -> Look:
 
 
 def read_folder(root: Path, seen: Look) -> Contents:
-    """Return the pictures with their captions, and sentences about what was left out."""
+    """Return the images with their captions, and sentences about what was left out."""
     if not seen.there:
         return Contents(seen.version, error=f"The folder {root} is gone. Put it back, or restart the gallery.")
     if not any(file.lower().endswith(SEEN) and not file.lower().endswith(SIDECARS + TABLES) for file in seen.files):

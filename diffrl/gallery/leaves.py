@@ -36,7 +36,7 @@ def groups_with_trees(run: Path, iteration: int) -> frozenset[int]:
 
 
 def leaves_of(run: Path, iteration: int, group: int) -> Leaves:
-    """The drawn leaves of a tree; none of one that was not kept, or that cannot be read: its own page says why."""
+    """Return the sampled leaves of a tree; none of one that was not kept or cannot be read: its own page says why."""
     document = run / TREES / tree_name(iteration, group) / DOCUMENT
     try:
         return _leaves(run, iteration, group, document.stat().st_mtime_ns)

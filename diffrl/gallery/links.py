@@ -56,15 +56,15 @@ class ServerLinks:
         self.version = version
 
     def page(self, name: str, **parameters: Value) -> str:
-        """See `Links.page`."""
+        """Return the address of a page on the server."""
         query = urlencode(pairs(parameters))
         return f"/{'' if name == 'home' else name}{'?' + query if query else ''}"
 
     def media(self, source: str, file: str, size: int | None = None, still: bool = False) -> str:
-        """See `Links.media`."""
+        """Return the address of an image on the server."""
         query = urlencode(pairs({"size": size, "still": "1" if still else None}))
         return f"/media/{quote(source, safe='')}/{quote(file)}{'?' + query if query else ''}"
 
     def static(self, name: str) -> str:
-        """See `Links.static`."""
+        """Return the address of a file of the gallery's own, marked with its version."""
         return f"/static/{name}?v={self.version}"

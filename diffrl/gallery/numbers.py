@@ -24,7 +24,9 @@ def three(value: float | None) -> str:
     """Return three digits after the point, fewer for large numbers; a dash where there is none."""
     if value is None or not math.isfinite(value):
         return "–"
-    return f"{value:,.0f}" if abs(value) >= 1000 else f"{value:.3f}" if abs(value) < 100 else f"{value:.1f}"
+    if abs(value) >= 1000:
+        return f"{value:,.0f}"
+    return f"{value:.3f}" if abs(value) < 100 else f"{value:.1f}"
 
 
 def signed(value: float | None) -> str:
@@ -38,8 +40,13 @@ def signed(value: float | None) -> str:
     return ("+" if value > 0 else "−") + (small or three(size))
 
 
+def counted(count: int, one: str, many: str = "") -> str:
+    """Return a count with its noun: "1 step", "3 steps"."""
+    return f"{count:,} {one if count == 1 else many or one + 's'}"
+
+
 def improvement(change: float, lower: bool = False) -> float:
-    """What a change is worth: itself, or its opposite where lower is better. Whatever judges a change asks this."""
+    """Return a change, or its opposite where lower is better; whatever judges a change asks this."""
     return -change if lower else change
 
 

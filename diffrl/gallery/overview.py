@@ -6,7 +6,7 @@ from collections.abc import Hashable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 from diffrl.gallery.columns import Column, default_reward, first_and_last, lower_rewards, reward_names
-from diffrl.gallery.compare import Row, filter_by_judgement, likeness, match, pictured, representative_rows
+from diffrl.gallery.compare import Row, filter_by_images, filter_by_judgement, likeness, match, representative_rows
 from diffrl.gallery.errors import GalleryError
 from diffrl.gallery.numbers import sign, three
 from diffrl.gallery.progress import Change, Progress, setting
@@ -17,7 +17,7 @@ from diffrl.gallery.score_table import paired_change
 from diffrl.gallery.series import input_changes
 from diffrl.statistics import Estimate
 from diffrl.tracking.endings import other_inputs
-from diffrl.tracking.index import PICTURES
+from diffrl.tracking.index import IMAGES
 from diffrl.trees.record import TREES
 
 DEEP = 20
@@ -33,7 +33,7 @@ class Pairs(NamedTuple):
         reward: that they show; None without any.
         notes: sentences on what is not there.
         likeness: what the two of a pair share, in words; see `compare.likeness`.
-        worst: of each prompt the pair that lost most, the greatest loss first; of equal ones those with both pictures.
+        worst: of each prompt the pair that lost most, the greatest loss first; of equal ones those with both images.
         worse: how many lost at all.
         unselected: whether no score had a part in which samples are shown.
     """
@@ -52,7 +52,7 @@ def before_and_after(source: Source, count: int, worst: int = 0) -> Pairs:
     """Return the first pairs of the first and the last evaluation; what cannot be read is one of its sentences.
 
     Args:
-        source: a run, or a folder, whose pictures stand alone.
+        source: a run, or a folder, whose images stand alone.
         count: of pairs.
         worst: of those that lost most.
     """
@@ -71,7 +71,7 @@ def before_and_after(source: Source, count: int, worst: int = 0) -> Pairs:
             notes.append("This run has no held-out evaluation: what is shown comes from elsewhere.")
         if not matched.rows:
             notes.append(f"{columns[0].label} and {columns[-1].label} have no prompt in common.")
-        kept = pictured(matched.rows, briefs)
+        kept = filter_by_images(matched.rows, briefs)
         spread_out = _whatever_it_scored(kept, briefs) if len(kept) < len(matched.rows) else kept
         lower = lower_rewards(columns, names)
         shown = views(columns, (spread_out or kept or matched.rows)[:count], names, lower)
@@ -91,7 +91,7 @@ def before_and_after(source: Source, count: int, worst: int = 0) -> Pairs:
 
 def _whatever_it_scored(kept: Sequence[Row], briefs: Sequence[Sequence[Brief]]) -> list[Row]:
     """Of rows with images those that stand for all; none where an older index does not say why they were kept."""
-    known = all(brief.representative is not None for of_column in briefs for brief in of_column if brief.pictured)
+    known = all(brief.representative is not None for of_column in briefs for brief in of_column if brief.has_image)
     return representative_rows(kept, briefs) if known else []
 
 
@@ -173,9 +173,9 @@ def mixed(run: RunSource) -> list[str]:
 
 
 def led_out(run: RunSource) -> list[str]:
-    """Return sentences on folders of pictures that are links out of the run: nothing is shown of them."""
+    """Return sentences on folders of images that are links out of the run: nothing is shown of them."""
     notes = []
-    for folder in (PICTURES, TREES):
+    for folder in (IMAGES, TREES):
         try:
             run.place(folder)
         except GalleryError as error:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 HELD_OUT, TRAINING, SPREAD = "Held-out rewards", "Training rewards", "Spread"
@@ -49,116 +49,97 @@ class Panel:
         return column.partition("/")[2] or column
 
 
-KNOWN: Sequence[Panel] = (
-    Panel(
-        "spread", SPREAD, "Spread of the reward", ("reward/std",), "weighted reward", "standard deviation of a batch"
+KNOWN: Mapping[str, Sequence[tuple[str, str, str, str, str]]] = {
+    SPREAD: (
+        ("spread", "Spread of the reward", "reward/std", "weighted reward", "standard deviation of a batch"),
+        (
+            "groups",
+            "Groups without a signal",
+            "groups/zero_spread groups/dropped",
+            "groups",
+            "all rewards equal; too few scored samples",
+        ),
+        ("turning", "Turning edges", "credit/turning_edges", "steps", "their reward was replaced by the long-term one"),
     ),
-    Panel(
-        "groups",
-        SPREAD,
-        "Groups without a signal",
-        ("groups/zero_spread", "groups/dropped"),
-        "groups",
-        "all rewards equal; too few scored samples",
+    FIDELITY: (
+        (
+            "fidelity",
+            "Rank agreement",
+            "fidelity/tau fidelity/rho fidelity/audit_tau",
+            "correlation",
+            "proxy against true reward; 1 is the same order",
+        ),
+        (
+            "matches",
+            "Best and worst quarter",
+            "fidelity/top_match fidelity/bottom_match",
+            "share",
+            "of the quarter by proxy that is in the true one",
+        ),
     ),
-    Panel(
-        "turning",
-        SPREAD,
-        "Turning edges",
-        ("credit/turning_edges",),
-        "steps",
-        "their reward was replaced by the long-term one",
+    UPDATE: (
+        ("ratio", "Ratio", "update/ratio", "new / old density", "mean over the edges; 1 is the policy that sampled"),
+        (
+            "ratio_error",
+            "Error of the ratio",
+            "update/ratio_error update/ratio_error_max",
+            "|ratio − 1|",
+            "mean and largest",
+        ),
+        ("clipped", "Clip fraction", "update/clipped", "share of edges", "whose gradient the clip removed"),
+        ("approx_kl", "Approximate KL", "update/approx_kl", "nats a dimension", "old policy to policy"),
+        ("velocity_gap", "Velocity gap", "update/velocity_gap", "mean square", "policy against the old policy"),
+        ("matching_error", "Matching error", "update/matching_error", "mean square", "of noised samples"),
+        ("group_weight", "Weight of a group", "update/group_weight", "", "DGPO: 1/2 at the start"),
+        (
+            "implicit_reward",
+            "Implied reward",
+            "update/implicit_reward update/reward_gap",
+            "",
+            "CRD: what the policy implies, and what it misses",
+        ),
+        (
+            "direction",
+            "Covariance below the splits",
+            "update/direction",
+            "root mean square",
+            "of reward and clean latents: what tree tilt moves along",
+        ),
+        (
+            "prediction_error",
+            "Error at the splits",
+            "update/prediction_error",
+            "mean absolute",
+            "the clean prediction against the mean of the samples below",
+        ),
+        ("reference_kl", "Distance to the start", "update/reference_kl", "", "model before alignment"),
+        ("grad_norm", "Gradient norm", "update/grad_norm", "", "before clipping"),
+        ("learning_rate", "Learning rate", "update/learning_rate", "", ""),
+        ("loss", "Loss", "update/loss", "", "what is minimised; its level says little"),
+        (
+            "contrast",
+            "Errors of the two predictions",
+            "update/loss_plus update/loss_minus",
+            "weighted error",
+            "DiffusionNFT contrasts them",
+        ),
     ),
-    Panel(
-        "fidelity",
-        FIDELITY,
-        "Rank agreement",
-        ("fidelity/tau", "fidelity/rho", "fidelity/audit_tau"),
-        "correlation",
-        "proxy against true reward; 1 is the same order",
+    SENTINEL: (
+        ("diversity", "Diversity", "sentinel/diversity", "RMS", "of a sample to the others of its prompt"),
+        ("sharpness", "Sharpness", "sentinel/sharpness", "variance of the Laplacian", "of training samples"),
+        ("change", "Below the best so far", "sentinel/change/*", "standard deviations", "held-out rewards"),
+        ("alarms", "Alarms", "sentinel/alarms", "things wrong", "at evaluations"),
     ),
-    Panel(
-        "matches",
-        FIDELITY,
-        "Best and worst quarter",
-        ("fidelity/top_match", "fidelity/bottom_match"),
-        "share",
-        "of the quarter by proxy that is in the true one",
+    COSTS: (
+        ("seconds", "Time by phase", "seconds/*", "seconds", "of each iteration"),
+        ("evaluations", "Network evaluations by purpose", "evaluations/*", "samples", "of each iteration"),
+        ("precision", "Network evaluations by precision", "precision/*", "samples", "of each iteration"),
+        ("memory", "Peak memory", "peak_memory_bytes", "GiB", "the most so far"),
     ),
-    Panel(
-        "ratio",
-        UPDATE,
-        "Ratio",
-        ("update/ratio",),
-        "new / old density",
-        "mean over the edges; 1 is the policy that sampled",
-    ),
-    Panel(
-        "ratio_error",
-        UPDATE,
-        "Error of the ratio",
-        ("update/ratio_error", "update/ratio_error_max"),
-        "|ratio − 1|",
-        "mean and largest",
-    ),
-    Panel("clipped", UPDATE, "Clip fraction", ("update/clipped",), "share of edges", "whose gradient the clip removed"),
-    Panel("approx_kl", UPDATE, "Approximate KL", ("update/approx_kl",), "nats a dimension", "old policy to policy"),
-    Panel(
-        "velocity_gap", UPDATE, "Velocity gap", ("update/velocity_gap",), "mean square", "policy against the old policy"
-    ),
-    Panel("matching_error", UPDATE, "Matching error", ("update/matching_error",), "mean square", "of noised samples"),
-    Panel("group_weight", UPDATE, "Weight of a group", ("update/group_weight",), "", "DGPO: 1/2 at the start"),
-    Panel(
-        "implicit_reward",
-        UPDATE,
-        "Implied reward",
-        ("update/implicit_reward", "update/reward_gap"),
-        "",
-        "CRD: what the policy implies, and what it misses",
-    ),
-    Panel(
-        "direction",
-        UPDATE,
-        "Covariance below the splits",
-        ("update/direction",),
-        "root mean square",
-        "of reward and clean latents: what tree tilt moves along",
-    ),
-    Panel(
-        "prediction_error",
-        UPDATE,
-        "Error at the splits",
-        ("update/prediction_error",),
-        "mean absolute",
-        "the clean prediction against the mean of the samples below",
-    ),
-    Panel("reference_kl", UPDATE, "Distance to the start", ("update/reference_kl",), "", "model before alignment"),
-    Panel("grad_norm", UPDATE, "Gradient norm", ("update/grad_norm",), "", "before clipping"),
-    Panel("learning_rate", UPDATE, "Learning rate", ("update/learning_rate",)),
-    Panel("loss", UPDATE, "Loss", ("update/loss",), "", "what is minimised; its level says little"),
-    Panel(
-        "contrast",
-        UPDATE,
-        "Errors of the two predictions",
-        ("update/loss_plus", "update/loss_minus"),
-        "weighted error",
-        "DiffusionNFT contrasts them",
-    ),
-    Panel(
-        "diversity", SENTINEL, "Diversity", ("sentinel/diversity",), "RMS", "of a sample to the others of its prompt"
-    ),
-    Panel(
-        "sharpness", SENTINEL, "Sharpness", ("sentinel/sharpness",), "variance of the Laplacian", "of training samples"
-    ),
-    Panel(
-        "change", SENTINEL, "Below the best so far", ("sentinel/change/*",), "standard deviations", "held-out rewards"
-    ),
-    Panel("alarms", SENTINEL, "Alarms", ("sentinel/alarms",), "things wrong", "at evaluations"),
-    Panel("seconds", COSTS, "Time by phase", ("seconds/*",), "seconds", "of each iteration"),
-    Panel("evaluations", COSTS, "Network evaluations by purpose", ("evaluations/*",), "samples", "of each iteration"),
-    Panel("precision", COSTS, "Network evaluations by precision", ("precision/*",), "samples", "of each iteration"),
-    Panel("memory", COSTS, "Peak memory", ("peak_memory_bytes",), "GiB", "the most so far", scale=2.0**-30),
-)
+}
+"""Of each section: id, title, columns, unit and note of its panels, in their order."""
+SCALES = {"memory": 2.0**-30}
+"""Of panels that do not show the run's own units."""
 OWN_POLICY = ("ratio", "ratio_error", "clipped", "approx_kl", "velocity_gap")
 BEFORE = "with one update an iteration, measured before it"
 """Panels that compare the policy with the one that drew, and why they may tell of no difference."""
@@ -171,7 +152,7 @@ def is_evaluated(column: str) -> bool:
 
 
 def panels_of(columns: Iterable[str], runs: int = 1) -> list[Panel]:
-    """The panels of some columns, those with data only; every column stands in exactly one, but for spreads and axes.
+    """Return the panels with data; every column stands in exactly one, but for spreads and axes.
 
     Args:
         columns: that have numbers, in their order.
@@ -188,10 +169,10 @@ def panels_of(columns: Iterable[str], runs: int = 1) -> list[Panel]:
         panels.append(Panel("selected", TRAINING, "Reward of the chosen samples", *what))
     of_training = [column for column in left if column not in ("reward/mean", "reward/std", "reward/selected_mean")]
     panels += _rewards(of_training, "reward/", TRAINING, "mean of the batch, in the scorer's units")
-    for panel in KNOWN:
-        chosen = tuple(column for wanted in panel.columns for column in _matching(wanted, left))
-        if chosen:
-            panels.append(replace(panel, columns=chosen))
+    for section, known in KNOWN.items():
+        for id, title, names, unit, note in known:
+            if chosen := tuple(column for name in names.split() for column in _matching(name, left)):
+                panels.append(Panel(id, section, title, chosen, unit, note, scale=SCALES.get(id, 1.0)))
     taken = {column for panel in panels for column in panel.columns}
     panels += [Panel(column, FURTHER, column, (column,), fold=FURTHER) for column in left if column not in taken]
     return [part for panel in panels for part in _uncrowded(panel, runs)]

@@ -9,9 +9,10 @@ from pathlib import Path, PurePath
 
 from diffrl.gallery.errors import GalleryError
 
-PICTURES = (".webp", ".png", ".jpg", ".jpeg", ".gif", ".bmp")
+IMAGES = (".webp", ".png", ".jpg", ".jpeg", ".gif", ".bmp")
 VIDEOS = (".mp4", ".webm", ".mov", ".m4v")
 """What browsers play. Other videos (.mkv, .avi) are left out, and the page says how many."""
+MEDIA = IMAGES + VIDEOS
 
 
 def is_video(file: str | PurePath) -> bool:
@@ -35,7 +36,7 @@ def inside(root: Path, file: str, folders: Sequence[Path]) -> Path:
         GalleryError: 404: it lies elsewhere, is no image, or is missing; the sentence does not tell which is there.
     """
     unknown = GalleryError(f"There is no image {file!r} here. It may have been removed with its run.", 404)
-    if "\0" in file or "\\" in file or Path(file).suffix.lower() not in PICTURES + VIDEOS:
+    if "\0" in file or "\\" in file or Path(file).suffix.lower() not in MEDIA:
         raise unknown
     try:
         path = os.path.realpath(os.path.join(root, file))  # strings: a ballot asks for thousands of them
@@ -48,7 +49,7 @@ def inside(root: Path, file: str, folders: Sequence[Path]) -> Path:
 
 
 def present(root: Path, files: Iterable[str], media: Callable[[str], str]) -> set[str]:
-    """Those of many files that a source has. It is asked for one a folder, so that links are followed once for all.
+    """Return those of many files that a source has; it is asked for one a folder, to follow links once for all.
 
     Args:
         root: the source's path.

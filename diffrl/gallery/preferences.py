@@ -25,7 +25,7 @@ from diffrl.gallery.paths import inside, is_video
 from diffrl.gallery.records import Source
 from diffrl.gallery.site import Site
 from diffrl.gallery.votes import Side, Vote, source_of
-from diffrl.tracking.index import INDEX, PICTURES
+from diffrl.tracking.index import IMAGES, INDEX
 from diffrl.trees.record import TREES
 from reward_models.common.errors import RewardError
 from reward_models.common.webp import is_lossless
@@ -94,11 +94,11 @@ def _decided(votes: Sequence[Vote]) -> Iterator[tuple[Vote, Side, Side, int]]:
 
 
 def _is_reduced(vote: Vote) -> bool:
-    """Whether an image of a vote is a small one, which runs keep to be looked at; what is gone is missed elsewhere."""
+    """Return whether an image of a vote is one of the small ones that runs keep to be looked at."""
     for side in (vote.a, vote.b):
         run = Path(side.path)
         with suppress(GalleryError):
-            if (run / INDEX).is_file() and not is_lossless(inside(run, side.picture, [run / PICTURES, run / TREES])):
+            if (run / INDEX).is_file() and not is_lossless(inside(run, side.picture, [run / IMAGES, run / TREES])):
                 return True
     return False
 

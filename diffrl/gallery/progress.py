@@ -128,7 +128,7 @@ def state_now(run: RunSource, written: float, ended: str) -> str:
 def read_rows(
     path: Path,
 ) -> tuple[list[tuple[int, dict[str, float | None]]], list[tuple[int, float]], int, int]:
-    """Evaluations, training rewards, the last iteration and the count of broken lines; parses only what is shown.
+    """Return evaluations, training rewards, the last iteration and the count of broken lines, parsing what is shown.
 
     Raises:
         GalleryError: the file cannot be read (503).
@@ -190,9 +190,11 @@ def how_it_ended(run: RunSource) -> str:
 
 
 def updates_once(run: RunSource) -> bool:
-    """Whether an update is all of an iteration, so that what it measures compares the policy that drew with itself."""
-    lags = any(setting(run, key, "objective") for key in ("old_decay_max", "old_limit"))  # as older runs call it
-    return setting(run, "updates_per_iteration", "train") == 1 and not lags
+    """Return whether an iteration is one update, which compares the policy that sampled with itself."""
+    old_policy_is_ema = any(
+        setting(run, key, "objective") for key in ("old_decay_max", "old_limit")
+    )  # as older runs call it
+    return setting(run, "updates_per_iteration", "train") == 1 and not old_policy_is_ema
 
 
 def setting(run: RunSource, name: str, section: str = "run") -> object:
@@ -234,7 +236,7 @@ def log_messages(run: RunSource) -> tuple[list[tuple[str, int]], list[str]]:
 
 
 def is_locked(lock: Path) -> bool:
-    """Whether a process of this machine trains there. Only looks: a lock of our own could keep a run from starting."""
+    """Return whether a process of this machine trains there, without a lock of our own, which could stop a run."""
     try:
         stat = lock.stat()
         locks = Path("/proc/locks").read_text(encoding="ascii", errors="replace")

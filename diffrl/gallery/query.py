@@ -45,8 +45,9 @@ class Query:
             GalleryError: it is no number.
         """
         value = self.text(name)
+        decimal = value if "." in value else value.replace(",", ".")
         try:
-            number = float(value if "." in value else value.replace(",", ".")) if value else None
+            number = float(decimal) if value else None
         except ValueError:
             number = math.nan
         if number is not None and not math.isfinite(number):

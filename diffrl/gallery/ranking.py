@@ -20,7 +20,7 @@ from functools import cached_property
 from statistics import NormalDist
 from typing import TYPE_CHECKING
 
-from diffrl.gallery.numbers import improvement
+from diffrl.gallery.numbers import counted, improvement
 from diffrl.gallery.records import falls
 from diffrl.gallery.votes import Side, Vote
 from diffrl.statistics import LEVEL
@@ -135,7 +135,7 @@ class Tally:
     @property
     def verdict(self) -> str:
         """One honest sentence."""
-        count = f"{len(self.votes)} vote{'s' if len(self.votes) != 1 else ''}"
+        count = counted(len(self.votes), "vote")
         if not self.rate.trials:
             return f"{count}, all equal: nobody saw a difference."
         if not self.rate.decides:
@@ -176,7 +176,9 @@ def preferred(vote: Vote, reward: str) -> str | None:
     a, b = vote.a.rewards.get(reward), vote.b.rewards.get(reward)
     if a is None or b is None:
         return None
-    return "tie" if a == b else "b" if improvement(b - a, is_lower(vote, reward)) > 0 else "a"
+    if a == b:
+        return "tie"
+    return "b" if improvement(b - a, is_lower(vote, reward)) > 0 else "a"
 
 
 def is_lower(vote: Vote, reward: str) -> bool:

@@ -1,4 +1,4 @@
-"""What pages show, whatever it was read from: a run's store or a folder of pictures."""
+"""What pages show, whatever it was read from: a run's store or a folder of images."""
 
 from __future__ import annotations
 
@@ -42,16 +42,16 @@ class Brief(NamedTuple):
         id: of the sample in its source.
         key: prompt, seed, group, root and path; samples of a folder have (prompt, 0, 0, 0, relative name).
         value: of the reward that was asked for; None where there is none.
-        pictured: whether its picture was kept.
+        has_image: whether its image was kept.
         source: the image that it is an edit of, as its prompt named it; None of no edit.
-        exact: whether that picture has the sample's own pixels; None where an older index leaves it to the file.
+        exact: whether that image has the sample's own pixels; None where an older index leaves it to the file.
         representative: False where it was kept for how much its score changed; None where an older index does not say.
     """
 
     id: int
     key: Key
     value: float | None
-    pictured: bool = True
+    has_image: bool = True
     source: str | None = None
     exact: bool | None = True
     representative: bool | None = True
@@ -75,7 +75,7 @@ class Sample:
         rewards: raw value by name, parts as "reward/part"; None where a scorer failed.
         error: why a scorer failed.
         notes: what scorers say of it, by the name of the reward; a stranger's text.
-        file: picture or video, relative to the source; None if it was not kept.
+        file: image or video, relative to the source; None if it was not kept.
         metadata: JSON values that came with the prompt.
         leaf: of the kept tree that it grew in; None without.
         source: a small copy of the image that it is an edit of, relative to the source of samples; None without.
@@ -112,7 +112,7 @@ class Sample:
 
 
 def reason(notes: Mapping[str, str]) -> str | None:
-    """What scorers say of a sample, in one line: each thing once, whichever of them say it; None if they say nothing.
+    """Return what scorers say of a sample in one line, each thing once; None if they say nothing.
 
     Args:
         notes: by the name of the reward.
@@ -157,7 +157,7 @@ class Source(Protocol):
         ...
 
     def media(self, file: str) -> str:
-        """Return the absolute path of a picture.
+        """Return the absolute path of an image.
 
         Raises:
             GalleryError: it is none of this source's, or missing (404).

@@ -28,7 +28,7 @@ CRISP = 128
 MOVING = 40_000
 """Bytes up to which what moves is shown moving; of more, the first frame."""
 TREE_BYTES = 900_000
-"""What the pictures of the tree may add up to; further nodes have none."""
+"""What the images of the tree may add up to; further nodes have none."""
 LOOKED = 5
 """Iterations, from the last, in which a tree with a spread is looked for."""
 DRAWN = ("groups", "turning", "fidelity", "matches", "ratio", "clipped", "approx_kl", "velocity_gap", "grad_norm")
@@ -134,11 +134,14 @@ def tree_part(run: RunSource) -> dict[str, Any]:
         from diffrl.gallery.trees.story import story
         from diffrl.gallery.trees.view import tree_view
 
-        view, picture = tree_view(record), _pictures(run.path / TREES / record.name)
-        figure, sections = tree_figure(view, picture), story(view)
+        view, image_of = tree_view(record), _images(run.path / TREES / record.name)
+        figure, sections = tree_figure(view, image_of), story(view)
         shown = [one.strip for one in sections if one.strip is not None]
         files = {node: split_images(record.nodes[node]) for node in shown}
-        strips = {node: [(label, uri) for label, file in own if (uri := picture(file))] for node, own in files.items()}
+        strips = {
+            node: [(label, uri) for label, file in of_node if (uri := image_of(file))]
+            for node, of_node in files.items()
+        }
         return {
             "figure": figure,
             "names": view.names,
@@ -187,11 +190,11 @@ def _spread(record: TreeRecord) -> float:
     return max(totals) - min(totals) if totals else 0.0
 
 
-def _pictures(folder: Path) -> Callable[[str], str]:
-    """Gives pictures of a tree until they add up to `TREE_BYTES`."""
+def _images(folder: Path) -> Callable[[str], str]:
+    """Return what gives images of a tree until they add up to `TREE_BYTES`."""
     left = TREE_BYTES
 
-    def picture(file: str) -> str:
+    def image_of(file: str) -> str:
         nonlocal left
         path = (folder / file).resolve()
         if left <= 0 or path.parent != folder.resolve():
@@ -203,4 +206,4 @@ def _pictures(folder: Path) -> Callable[[str], str]:
         left -= len(uri)
         return uri
 
-    return picture
+    return image_of

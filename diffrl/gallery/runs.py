@@ -20,8 +20,8 @@ from diffrl.gallery.numbers import finite
 from diffrl.gallery.paths import inside
 from diffrl.gallery.records import Brief, Key, Sample, State
 from diffrl.tracking.index import (
+    IMAGES,
     INDEX,
-    PICTURES,
     connect,
     explained,
     is_exact,
@@ -55,7 +55,7 @@ class RunSource:
         self._written, self._since = math.nan, -math.inf
 
     def states(self) -> list[State]:
-        """See `Source.states`."""
+        """Return stages and iterations that have samples."""
         with self.database() as database:
             rows = database.execute(
                 "SELECT stage, iteration, count(*) FROM samples WHERE typeof(stage) = 'text' AND "
@@ -64,7 +64,7 @@ class RunSource:
             return [State(*row) for row in rows]
 
     def reward_names(self, state: State) -> list[str]:
-        """See `Source.reward_names`."""
+        """Return "total" and the rewards of a state's first samples."""
         with self.database() as database:
             query = (
                 f"SELECT DISTINCT name FROM {reward_rows(database)} WHERE sample_id IN "
@@ -73,14 +73,14 @@ class RunSource:
             return ["total", *(str(name) for (name,) in database.execute(query, (state.stage, state.iteration)))]
 
     def lower_is_better(self, state: State) -> frozenset[str]:
-        """See `Source.lower_is_better`: as rewards.json tells, if it can be read."""
+        """Return those of which less is better as rewards.json tells, if it can be read."""
         try:
             return lower_is_better(self.read_json(REWARDS), state.stage)
         except GalleryError:
             return frozenset()
 
     def briefs(self, state: State, reward: str | None) -> list[Brief]:
-        """See `Source.briefs`."""
+        """Return all samples of a state, in the order of the index."""
         with self.database() as database:
             value, values = "NULL" if reward is None else "total", []
             if reward not in (None, "total"):
@@ -106,7 +106,7 @@ class RunSource:
             ]
 
     def samples(self, state: State, ids: Sequence[int]) -> list[Sample]:
-        """See `Source.samples`."""
+        """Return samples by their ids, those of training with their leaf."""
         samples: dict[int, Sample] = {}
         with self.database() as database:
             for start in range(0, len(ids), CHUNK):
@@ -120,7 +120,7 @@ class RunSource:
         return file if file is not None and (self.path / file).is_file() else None
 
     def _grown(self, sample: Sample) -> Sample:
-        """Return a training sample with its leaf, where its tree was kept: the picture may lie there alone."""
+        """Return a training sample with its leaf, where its tree was kept: the image may lie there alone."""
         if sample.state.stage != "train":
             return sample
         _, _, group, root, path = sample.key
@@ -128,11 +128,11 @@ class RunSource:
         return sample if leaf is None else replace(sample, leaf=leaf, file=sample.file or leaf.file)
 
     def media(self, file: str) -> str:
-        """See `Source.media`: pictures of samples and of trees."""
-        return str(inside(self.path, file, [self.path / PICTURES, self.path / TREES]))
+        """Return the path of an image of a sample or of a tree."""
+        return str(inside(self.path, file, [self.path / IMAGES, self.path / TREES]))
 
     def version(self) -> str:
-        """See `Source.version`."""
+        """Return the times of change of the files of `MARKS`."""
         return "-".join(f"{changed(self.path / name):x}" for name in MARKS)
 
     def unchanged_for(self, written: float) -> float:
@@ -189,7 +189,7 @@ class RunSource:
 
     @contextmanager
     def database(self) -> Iterator[sqlite3.Connection]:
-        """A connection for one question.
+        """Yield a connection for one question.
 
         Raises:
             GalleryError: the index cannot be read (503).
@@ -270,7 +270,7 @@ def mark(path: Path) -> tuple[int, int, int] | None:
 
 
 def changed(path: Path) -> int:
-    """Nanoseconds since 1970 of a file's last change; 0 if it is not there, or empty as a -wal file of readers is."""
+    """Return the nanoseconds since 1970 of a file's last change; 0 if it is missing, or empty as a reader's -wal is."""
     try:
         stat = path.stat()
     except OSError:

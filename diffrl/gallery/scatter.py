@@ -31,14 +31,14 @@ class Point:
         y: score in the compared column.
         rows: the samples, as they were drawn; one, unless scores are tied.
         judged: 1 where the compared column is better, -1 where it is worse, 0 where they are the same.
-        pictured: whether any of the samples has its image in both columns.
+        has_image: whether any of the samples has its image in both columns.
     """
 
     x: float
     y: float
     rows: Sequence[Row]
     judged: int
-    pictured: bool
+    has_image: bool
 
 
 @dataclass(frozen=True)
@@ -66,7 +66,7 @@ class Scatter:
     lower: bool = False
 
     def radius(self, point: Point) -> float:
-        """Of a point, in units of the drawing."""
+        """Return the radius of a point, in units of the drawing."""
         return max(LEAST, self._unit * math.sqrt(len(point.rows)))
 
     @cached_property
@@ -75,15 +75,15 @@ class Scatter:
         return min(SINGLE, LARGEST / math.sqrt(max(len(one.rows) for one in self.points)))
 
     def across(self, score: float) -> float:
-        """Place of a score from the left, in units of the drawing."""
+        """Return the place of a score from the left, in units of the drawing."""
         return (score - self.low) / (self.high - self.low) * SIZE
 
     def down(self, score: float) -> float:
-        """Place of a score from the top."""
+        """Return the place of a score from the top."""
         return SIZE - self.across(score)
 
 
-def scatter(reward: str, rows: Sequence[Row], pictured: Collection[int], lower: bool = False) -> Scatter | None:
+def scatter(reward: str, rows: Sequence[Row], with_images: Collection[int], lower: bool = False) -> Scatter | None:
     """Return scores before and after, of every sample that has both.
 
     Nothing is moved aside (no jitter): samples with the same two scores are one point, which grows with their number.
@@ -91,7 +91,7 @@ def scatter(reward: str, rows: Sequence[Row], pictured: Collection[int], lower: 
     Args:
         reward: its name.
         rows: with values of this reward, and with the pair of columns that are compared.
-        pictured: `Row.order` of those with images in both.
+        with_images: `Row.order` of those with images in both.
         lower: whether less is better.
 
     Returns:
@@ -105,7 +105,7 @@ def scatter(reward: str, rows: Sequence[Row], pictured: Collection[int], lower: 
     if not tied:
         return None
     points = [
-        Point(x, y, of_point, judgement(y - x, lower), any(row.order in pictured for row in of_point))
+        Point(x, y, of_point, judgement(y - x, lower), any(row.order in with_images for row in of_point))
         for (x, y), of_point in tied.items()
     ]
     values = [score for pair in tied for score in pair]
@@ -115,7 +115,7 @@ def scatter(reward: str, rows: Sequence[Row], pictured: Collection[int], lower: 
 
 
 def axis(lowest: float, highest: float) -> tuple[float, float, list[float]]:
-    """Ends of an axis and the round numbers along it: multiples of 1, 2 or 5 times a power of ten.
+    """Return the ends of an axis and the round numbers along it: multiples of 1, 2 or 5 times a power of ten.
 
     Args:
         lowest: score.

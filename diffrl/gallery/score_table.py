@@ -76,14 +76,14 @@ def paired_change(rows: Sequence[Row]) -> Estimate | None:
 
 
 def paired_means(rows: Sequence[Row]) -> tuple[float, float]:
-    """The means of the compared column and of its baseline over the rows with a value in both; at least one row."""
+    """Return the means of the compared column and of its baseline over the rows, at least one, with both values."""
     paired = [(row.value, row.values[row.pair[1]]) for row in rows if row.change is not None]
     first, second = ([value for value in side if value is not None] for side in zip(*paired, strict=True))
     return sum(first) / len(first), sum(second) / len(second)
 
 
 def score_table(columns: Sequence[Column], rows: Sequence[Row], baseline: int, lower: bool = False) -> list[ScoreRow]:
-    """Return one standing a column, in the columns' order.
+    """Return one row a column, in the columns' order.
 
     Args:
         columns: at least two.

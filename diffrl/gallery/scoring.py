@@ -35,7 +35,7 @@ class FolderScores:
         return [name for label in self.labels for name in (label, *(f"{label}/{p}" for p in sorted(parts[label])))]
 
     def values(self, marks: Sequence[Mark], reward: str) -> list[float | None]:
-        """A reward, or a part of one, of images; None where it failed, and of images that came or changed since."""
+        """Return a reward, or a part of one, of images; None where it failed or the image came or changed since."""
         return [self.of(mark)[0].get(reward) for mark in marks]
 
     def of(self, mark: Mark) -> tuple[dict[str, float | None], str | None, dict[str, str]]:
@@ -54,7 +54,7 @@ class FolderScores:
         return rewards, "; ".join(failed) or None, notes
 
     def problems(self, marks: Sequence[Mark]) -> list[str]:
-        """Why rewards could not work, and how many of the folder's images came or changed since they were scored."""
+        """Return why rewards could not work, and how many images came or changed since they were scored."""
         late = sum(mark not in self._known for mark in marks) if self._known else 0
         problems = [f"No scores of {label}: {problem}" for label, problem in self._problems.items()]
         if late:

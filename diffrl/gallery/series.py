@@ -94,7 +94,7 @@ class _File:
         self._head = self._tail = b""
 
     def is_still(self, stream: BinaryIO) -> bool:
-        """Whether a file begins with what was read: the same first bytes, the same last ones before the offset."""
+        """Return whether a file begins with what was read: the same first bytes, the same before the offset."""
         head = stream.read(len(self._head))
         stream.seek(self.offset - len(self._tail))
         return head == self._head and stream.read(len(self._tail)) == self._tail

@@ -46,14 +46,12 @@ PAGES: Mapping[str, str] = {
     "curves.svg": "diffrl.gallery.pages.curves:curves_svg",
     "curves.csv": "diffrl.gallery.pages.curves:curves_csv",
     "report": "diffrl.gallery.pages.report:report",
-    "vote": "diffrl.gallery.pages.vote:vote",
-    "export": "diffrl.gallery.pages.export:export",
     "votes": "diffrl.gallery.pages.votes:votes",
     "preferences.jsonl": "diffrl.gallery.pages.votes:preferences_jsonl",
     "preferences.parquet": "diffrl.gallery.pages.votes:preferences_parquet",
     "state": "diffrl.gallery.pages.live:state",
 }
-"""Functions (site, query) -> Answer by the name that stands in an address."""
+"""Functions (site, query) -> Answer by the name in an address; the server has `vote` and `export` besides."""
 
 
 class Site:
@@ -106,15 +104,16 @@ class Site:
         return self._colours
 
     def source(self, key: str) -> Source:
-        """Return a source by its key.
+        """Return a source by its key; the only one if the key is empty.
 
         Raises:
             GalleryError: there is none (404).
         """
-        for source in self.sources:
-            if source.key == key:
+        sources = self.sources
+        for source in sources:
+            if source.key == key or (not key and len(sources) == 1):
                 return source
-        known = ", ".join(source.key for source in self.sources)
+        known = ", ".join(source.key for source in sources)
         raise GalleryError(f"There is no run {key!r} in this gallery. It has: {known}.", 404)
 
     def run(self, key: str) -> RunSource:
@@ -131,7 +130,7 @@ class Site:
         return source
 
     def trees(self, run: RunSource) -> list[tuple[int, int]]:
-        """Iteration and group of a run's trees, ascending; of many an exported site has the newest (option `trees`)."""
+        """Return iteration and group of a run's trees, ascending; an exported site has the newest (option `trees`)."""
         return list_trees(run.path)[-self.options.get("trees", 0) :]
 
     def state(self, key: str) -> tuple[Source, State]:
@@ -187,7 +186,7 @@ class Site:
         return Markup(macro(source, file, alt, size, css, lazy, moves(source, file)))
 
     def evaluations(self, source: Source, sample: Sample) -> str | None:
-        """Where static/evaluations.js finds a sample at every evaluation of its run; see `pages.evaluations.followed`.
+        """Return where static/evaluations.js finds a sample at every evaluation of its run (`pages.evaluations`).
 
         None for what was not drawn in an evaluation of a run: other stages draw noise of their own at every iteration,
         so there is nothing to follow. A page from disk cannot fetch, but it can run a script.

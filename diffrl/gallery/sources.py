@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from diffrl.errors import ConfigError
-from diffrl.gallery.paths import PICTURES, VIDEOS
+from diffrl.gallery.paths import MEDIA
 from diffrl.gallery.records import Source
 from diffrl.gallery.runs import RunSource
 from diffrl.tracking.index import INDEX
@@ -47,7 +47,7 @@ def find_sources(paths: Sequence[Path]) -> list[Source]:
         runs = [path] if is_run(path) else sorted(runs_below(path), key=begun, reverse=True)
         if runs:
             kinds += [(run, "run") for run in runs]
-        elif holds_pictures(path):
+        elif holds_media(path):
             kinds.append((path, "folder"))
         elif not is_empty(path):
             raise ConfigError(
@@ -59,7 +59,7 @@ def find_sources(paths: Sequence[Path]) -> list[Source]:
 
 
 def begun(run: Path) -> float:
-    """When a run began, seconds since 1970, by the first file that it wrote.
+    """Return when a run began, seconds since 1970, by the first file that it wrote.
 
     The time of its directory changes when its store is read: by it, runs would change places whenever they are shown.
     """
@@ -130,7 +130,7 @@ def left_out(paths: Sequence[Path]) -> list[str]:
 
 
 def _begun(path: Path, depth: int = DEPTH) -> list[Path]:
-    """Folders below, down to some levels, with a configuration alone: no runs, not in runs and without runs in them."""
+    """Return folders below, down to some levels, that hold a configuration and no run, and are in none."""
     configured = []
     for folder in sorted(entry for entry in path.iterdir() if entry.is_dir() and not entry.name.startswith(".")):
         if is_run(folder):
@@ -148,9 +148,9 @@ def is_empty(path: Path) -> bool:
     return all(entry.name in BEGINNINGS for entry in files)
 
 
-def holds_pictures(path: Path) -> bool:
+def holds_media(path: Path) -> bool:
     """Return whether there is an image or a video in a folder or below it."""
-    return any(entry.suffix.lower() in PICTURES + VIDEOS for entry in path.rglob("*") if entry.is_file())
+    return any(entry.suffix.lower() in MEDIA for entry in path.rglob("*") if entry.is_file())
 
 
 def titles_of(paths: Sequence[Path]) -> list[str]:
@@ -169,7 +169,7 @@ def titles_of(paths: Sequence[Path]) -> list[str]:
 
 
 def _named(kinds: Sequence[tuple[Path, str]], known: Sequence[Source] = ()) -> list[Source]:
-    """Sources with keys of their own, the folder's name, with a number where several have it; titles tell them apart.
+    """Return sources with keys of their own, the folder's name and a number where needed; titles tell them apart.
 
     Args:
         kinds: paths, and whether each is a run or a folder of images.

@@ -37,7 +37,7 @@ class StaticLinks:
         self._pictures: dict[tuple[str, str, int | None, bool], str] = {}
 
     def page(self, name: str, **parameters: Value) -> str:
-        """See `links.Links.page`."""
+        """Return the file of a page, which is remembered in `pending`."""
         wanted = pairs(parameters)
         stem, dot, suffix = name.partition(".")
         words = "-".join(["index" if name == "home" else stem, *(value for _, value in wanted)])
@@ -50,14 +50,14 @@ class StaticLinks:
         return file
 
     def media(self, source: str, file: str, size: int | None = None, still: bool = False) -> str:
-        """See `links.Links.media`."""
+        """Return the file of an image, which is put into the site."""
         wanted = (source, file, size, still)
         if wanted not in self._pictures:
             self._pictures[wanted] = self.keep(*wanted)
         return self._pictures[wanted]
 
     def static(self, name: str) -> str:
-        """See `links.Links.static`."""
+        """Return a file of the gallery's own."""
         return f"static/{name}"
 
 

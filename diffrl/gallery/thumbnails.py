@@ -77,7 +77,7 @@ class Thumbnails:
 
 
 def shrink(path: Path, size: int | None, still: bool) -> bytes | None:
-    """See `Thumbnails.get`."""
+    """Return a small WebP of an image, made anew; see `Thumbnails.get`."""
     from PIL import Image
 
     from reward_models.common.image_files import frames_of
@@ -135,7 +135,7 @@ LARGEST = 2048
 """Longest edge, in pixels."""
 
 
-def blind_picture(here: Path, beside: Path) -> tuple[bytes, str]:
+def blind_image(here: Path, beside: Path) -> tuple[bytes, str]:
     """Return an image's bytes and media type.
 
     A still is written anew as PNG, without what its file said beside the pixels; where the two differ in size, the

@@ -29,7 +29,7 @@ from pydantic import BeforeValidator, StrictInt, TypeAdapter
 
 from diffrl.files import read_own
 from diffrl.gallery.columns import Column, first_and_last, last_of_all
-from diffrl.gallery.compare import FOLDER, Row, match, pictured, representative_rows
+from diffrl.gallery.compare import FOLDER, Row, filter_by_images, match, representative_rows
 from diffrl.gallery.errors import GalleryError
 from diffrl.gallery.numbers import finite
 from diffrl.gallery.paths import present
@@ -298,6 +298,7 @@ def _share_prompts(pair: Sequence[Column], briefs: Sequence[Sequence[Brief]]) ->
 def _paired(a: Column, b: Column, briefs: list[list[Brief]]) -> Pairing:
     rows = [row for row in match(briefs, [a.stream, b.stream]).rows if None not in row.ids]
     exact = [
-        [brief._replace(pictured=brief.pictured and brief.exact is not False) for brief in column] for column in briefs
+        [brief._replace(has_image=brief.has_image and brief.exact is not False) for brief in column]
+        for column in briefs
     ]
-    return Pairing(briefs, rows, representative_rows(pictured(rows, exact), briefs))
+    return Pairing(briefs, rows, representative_rows(filter_by_images(rows, exact), briefs))

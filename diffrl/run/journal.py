@@ -26,7 +26,7 @@ from diffrl.tracking.store import SampleStore, StoredSample
 from diffrl.training.ema import EMA
 from diffrl.training.evaluate import Evaluation
 from diffrl.training.session import Session
-from diffrl.trees.pictures import KeptTree
+from diffrl.trees.images import KeptTree
 from diffrl.trees.write import drop_trees, keep_source, write_tree
 
 CHECKPOINTS, NEWEST = "checkpoints", "checkpoints.json"
@@ -168,7 +168,7 @@ class Journal:
         """
         for tree in trees if self._writes else ():
             self.sources([tree.record.metadata])
-            write_tree(self.run_dir, tree.record, tree.pictures, self._fps * tree.pace)
+            write_tree(self.run_dir, tree.record, tree.images, self._fps * tree.pace)
 
     def eval_samples(self, iteration: int, evaluation: Evaluation) -> None:
         """All samples of a held-out evaluation, some with their pictures (`held_out`); all ranks take part."""

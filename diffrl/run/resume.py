@@ -21,7 +21,7 @@ from diffrl.run.changes import compare_configs, require_left
 from diffrl.run.directory import REPORT, read_summary
 from diffrl.run.journal import CHECKPOINTS, NEWEST, random_group
 from diffrl.run.status import resume_command
-from diffrl.tracking.index import INDEX, PICTURES
+from diffrl.tracking.index import IMAGES, INDEX
 from diffrl.tracking.metrics import read_metrics
 from diffrl.tracking.rewards import REWARDS
 from diffrl.tracking.store import SampleStore
@@ -85,7 +85,7 @@ def newest_known(run_dir: Path) -> int | None:
 
 def trained_iterations(run_dir: Path) -> int:
     """Return how many iterations the run's own records tell of."""
-    folders = [*numbered_entries(run_dir / PICTURES, "train-"), *numbered_entries(run_dir / TREES, "")]
+    folders = [*numbered_entries(run_dir / IMAGES, "train-"), *numbered_entries(run_dir / TREES, "")]
     return max([0, *(row["iteration"] for row in _rows(run_dir)), *(number + 1 for number, _ in folders)])
 
 
@@ -108,9 +108,7 @@ def lost_history(run_dir: Path, step: int) -> list[str]:
         ("metrics.jsonl", sorted(set(range(step + 1)) - {row["iteration"] for row in rows})),
         (INDEX, sorted(set(range(step)) - sampled)),
     ]
-    gone = (
-        [f"{PICTURES}/ has lost {len(pictures)} images that {INDEX} names, such as {pictures[0]}."] if pictures else []
-    )
+    gone = [f"{IMAGES}/ has lost {len(pictures)} images that {INDEX} names, such as {pictures[0]}."] if pictures else []
     return gone + [
         f"{name} has lost {len(missing)} iterations, from {missing[0]} to {missing[-1]}: it was emptied, removed or "
         "edited. Training goes on exactly as it would have; curves, summary and pages show what is left."

@@ -17,7 +17,7 @@ from diffrl.files import write_json
 from diffrl.run.directory import LOCK, REPORT, SUMMARY, read_summary
 from diffrl.run.journal import CHECKPOINTS, NEWEST
 from diffrl.run.resume import newest_known, numbered_entries, trained_iterations
-from diffrl.tracking.index import INDEX, PICTURES
+from diffrl.tracking.index import IMAGES, INDEX
 from diffrl.tracking.rewards import REWARDS
 from diffrl.trees.record import TREES
 
@@ -101,8 +101,8 @@ def _move_all(run_dir: Path, folder: Path) -> None:
 def _move_beyond(run_dir: Path, folder: Path, step: int) -> None:
     """Move checkpoints after an iteration, and the pictures and trees of what led beyond it."""
     checkpoints = [path for path in newest_first(run_dir / CHECKPOINTS) if step_of(path) > step]
-    pictures = [p for n, p in numbered_entries(run_dir / PICTURES, "train-") if n >= step]
-    pictures += [p for n, p in numbered_entries(run_dir / PICTURES, "eval-") if n > step]
+    pictures = [p for n, p in numbered_entries(run_dir / IMAGES, "train-") if n >= step]
+    pictures += [p for n, p in numbered_entries(run_dir / IMAGES, "eval-") if n > step]
     trees = [path for number, path in numbered_entries(run_dir / TREES, "") if number >= step]
     for path in (*pictures, *trees, *checkpoints):
         target = folder / path.parent.name / path.name

@@ -16,13 +16,13 @@ from reward_models.common.stores import describe_failure, open_to_read, open_to_
 from reward_models.common.suffixes import is_image
 from reward_models.common.webp import is_lossless
 
-INDEX, PICTURES = "samples.sqlite", "samples"
-DRAWN_SOURCES = ".sources"
+INDEX, IMAGES = "samples.sqlite", "samples"
+GENERATED_SOURCES = ".sources"
 """Hidden, so that the copies are no samples of the folder."""
 
 
 def source_of(metadata: Mapping[str, Any]) -> str | None:
-    """The image that a sample is an edit of, as its prompt named it; None of no edit.
+    """Return the image that a sample is an edit of, as its prompt named it; None of no edit.
 
     Args:
         metadata: of the sample, as it is stored; "source" is the image's path where the run was trained.
@@ -31,16 +31,16 @@ def source_of(metadata: Mapping[str, Any]) -> str | None:
 
 
 def asked(prompt: str, metadata: Mapping[str, Any]) -> tuple[str, str | None]:
-    """What a sample was drawn for, `records.Prompt.key` of its prompt: the words, and the image that they edit."""
+    """Return what a sample is of, `records.Prompt.key` of its prompt: the words, and the image that they edit."""
     return prompt, source_of(metadata)
 
 
-def source_file(metadata: Mapping[str, Any], folder: str = f"{PICTURES}/sources") -> str | None:
-    """Where a small copy of the image is kept that a sample is an edit of; None of no edit.
+def source_file(metadata: Mapping[str, Any], folder: str = f"{IMAGES}/sources") -> str | None:
+    """Return where a small copy of the image is kept that a sample is an edit of; None of no edit.
 
     Args:
         metadata: of the sample, as it is stored.
-        folder: of the copies: that of a run, relative to it; `DRAWN_SOURCES` of generated samples, relative to theirs.
+        folder: of the copies, relative to the run; `GENERATED_SOURCES` of generated samples, relative to theirs.
     """
     path = source_of(metadata)
     if path is None:
@@ -172,7 +172,7 @@ def is_exact(run_dir: Path, file: str | None, known: bool | None) -> bool:
 
 
 def notes_of(database: sqlite3.Connection, samples: str, values: Sequence[object]) -> Iterator[tuple[int, str, str]]:
-    """Reasons in words: number of the sample, name of the reward, the reason; none of an older run.
+    """Yield reasons in words: number of the sample, name of the reward, the reason; none of an older run.
 
     Args:
         database: open.

@@ -32,7 +32,7 @@ class MetricsLog:
         self._file = self._open()
 
     def in_place(self) -> bool:
-        """Whether the file that rows go to is still the one at its path."""
+        """Return whether the file that rows go to is still the one at its path."""
         try:
             return os.path.samestat(os.stat(self.path), os.fstat(self._file.fileno()))
         except OSError:
@@ -94,7 +94,7 @@ class MetricsLog:
 
 
 def read_metrics(path: Path) -> list[dict[str, Any]]:
-    """The rows of a metrics file, null where a number was not finite.
+    """Return the rows of a metrics file, null where a number was not finite.
 
     A last line that was cut short is left out: that is what a kill, or a writer at work, looks like.
 
@@ -105,7 +105,7 @@ def read_metrics(path: Path) -> list[dict[str, Any]]:
 
 
 def _lines(path: Path) -> list[tuple[bytes, dict[str, Any]]]:
-    """Each whole line, as it stands and parsed."""
+    """Return each whole line, as it stands and parsed."""
     try:
         lines = read_own(path).split(b"\n")
     except OSError as error:
@@ -126,7 +126,7 @@ def _lines(path: Path) -> list[tuple[bytes, dict[str, Any]]]:
 
 
 def parse_row(line: bytes) -> dict[str, Any] | None:
-    """A line of a metrics file; None for one that is no row: cut short, too long or deep, or bytes that are no text."""
+    """Parse a line of a metrics file; None for what is no row: cut short, too long or deep, or no text."""
     try:
         row = json.loads(line) if len(line) <= LONGEST_LINE else None
     except (ValueError, RecursionError):

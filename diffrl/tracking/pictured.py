@@ -16,7 +16,7 @@ SAME = 1e-6
 
 
 def spread(prompts: Sequence[Hashable], most: int) -> list[int]:
-    """Samples that stand for all: the first ones, or of more prompts than that the first sample of evenly many.
+    """Return samples that stand for all: the first ones, or of more prompts than that the first sample of evenly many.
 
     Args:
         prompts: what each sample was drawn for.
@@ -35,7 +35,7 @@ def spread(prompts: Sequence[Hashable], most: int) -> list[int]:
 
 
 def most_changed(now: Sequence[float | None], before: Sequence[float | None], most: int) -> list[int]:
-    """Samples that lost most, and that gained most: half of each, the odd one of the losses.
+    """Return samples that lost most, and that gained most: half of each, the odd one of the losses.
 
     Args:
         now: a total for each sample; None or NaN where there is none.

@@ -8,7 +8,7 @@ from diffrl.errors import DiffrlError
 
 
 def place(run_dir: Path, name: str) -> Path:
-    """A file or a folder of a run, whether or not it is there.
+    """Return a file or a folder of a run, whether or not it is there.
 
     Args:
         run_dir: the run; it may itself be a link, which its user named.

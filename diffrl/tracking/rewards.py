@@ -20,7 +20,7 @@ STAGES = {"train": TRAINING, "eval": HELD_OUT}
 
 
 def lower_is_better(record: Mapping[str, Any], stage: str) -> frozenset[str]:
-    """Labels of the rewards of which less is better.
+    """Return labels of the rewards of which less is better.
 
     Args:
         record: the content of rewards.json; what is missing or no such record tells nothing: more is better.

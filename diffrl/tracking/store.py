@@ -28,7 +28,7 @@ from torch import Tensor
 
 from diffrl.errors import DiffrlError
 from diffrl.files import discard, replacing
-from diffrl.tracking.index import INDEX, PICTURES, connect, explained, is_exact, kept_columns, notes_of, truth
+from diffrl.tracking.index import IMAGES, INDEX, connect, explained, is_exact, kept_columns, notes_of, truth
 from diffrl.tracking.places import place
 from diffrl.tracking.reward_rows import RewardWriter, reward_rows
 from reward_models.common.errors import RewardError
@@ -92,12 +92,12 @@ class StoredSample:
 
     @property
     def pictured(self) -> bool:
-        """Whether there is a picture to be written."""
+        """Return whether there is a picture to be written."""
         return self.picture is not None or self.small is not None
 
     @property
     def counts(self) -> bool:
-        """Whether its picture may be measured, and stands for all samples as far as is known."""
+        """Return whether its picture may be measured, and stands for all samples as far as is known."""
         return bool(self.exact) and self.representative is not False
 
 
@@ -147,13 +147,13 @@ class SampleStore:
             with transaction(self._database):
                 rows = ((stage, iteration) for stage in stages)
                 self._database.executemany("DELETE FROM samples WHERE stage = ? AND iteration > ?", rows)
-            for folder in (self.run_dir / PICTURES).glob("*-*"):
+            for folder in (self.run_dir / IMAGES).glob("*-*"):
                 stage, _, number = folder.name.rpartition("-")
                 if stage in stages and number.isdecimal() and int(number) > iteration:
                     discard(folder)
 
     def iterations(self, stage: str) -> set[int]:
-        """The iterations that have samples of a stage."""
+        """Return the iterations that have samples of a stage."""
         with explained(self.run_dir):
             rows = self._database.execute("SELECT DISTINCT iteration FROM samples WHERE stage = ?", (stage,))
             return {iteration for (iteration,) in rows}
@@ -170,7 +170,7 @@ class SampleStore:
                 raise DiffrlError(f"The sample index {self.run_dir / INDEX} is damaged: {' '.join(answer.split())}.")
 
     def lost_pictures(self, before: int) -> list[str]:
-        """Pictures of iterations before this one that the index names and that are not there any more."""
+        """Return pictures of iterations before this one that the index names and that are not there any more."""
         with explained(self.run_dir):
             query = "SELECT picture FROM samples WHERE typeof(picture) = 'text' AND iteration < ?"
             named = [file for (file,) in self._database.execute(query, (before,))]
@@ -184,7 +184,7 @@ class SampleStore:
         limit: int = -1,
         offset: int = 0,
     ) -> list[StoredSample]:
-        """Samples in the order of iteration, group, root and path.
+        """Return samples in the order of iteration, group, root and path.
 
         Args:
             stage: only this stage.
@@ -211,11 +211,11 @@ class SampleStore:
             return [_sample(self.run_dir, row, rewards[row[0]], notes[row[0]]) for row in rows]
 
     def picture(self, sample: StoredSample) -> Tensor:
-        """The picture (3, H, W) or video (F, 3, H, W) of a sample that was read, uint8."""
+        """Return the picture (3, H, W) or video (F, 3, H, W) of a sample that was read, uint8."""
         if sample.file is None:
             raise DiffrlError(f"Sample {_key(sample)} of {self.index} was stored without an image.")
         file = self.run_dir / sample.file
-        if not file.resolve().is_relative_to(place(self.run_dir, PICTURES).resolve()):
+        if not file.resolve().is_relative_to(place(self.run_dir, IMAGES).resolve()):
             raise DiffrlError(f"{self.index} names an image outside its run: {sample.file!r}. Do not trust this run.")
         try:
             return open_media(file)[0]
@@ -260,11 +260,11 @@ def _picture_file(sample: StoredSample) -> str:
     stage, iteration, group, root, path = _key(sample)
     if not re.fullmatch(r"[a-z][a-z_]*", stage) or min(iteration, group, root, *sample.path) < 0:
         raise ValueError(f"A stage is a lower-case word and an address has no negative number. Got {_key(sample)}.")
-    return f"{PICTURES}/{stage}-{iteration:06d}/{group}-{root}{'-' if path else ''}{path}.webp"
+    return f"{IMAGES}/{stage}-{iteration:06d}/{group}-{root}{'-' if path else ''}{path}.webp"
 
 
 def _kept(sample: StoredSample) -> tuple[bool | None, bool | None]:
-    """The columns exact and representative of a sample that is written."""
+    """Return the columns exact and representative of a sample that is written."""
     if not sample.pictured:
         return None, None
     exact = sample.picture is not None if sample.exact is None else sample.exact

@@ -23,7 +23,7 @@ NODE = re.compile(r"\bnode (\d+)\b")
 
 @dataclass(frozen=True)
 class Sketch:
-    """A tree without pictures, and where its nodes come from; -1 is nowhere.
+    """A tree without images, and where its nodes come from; -1 is nowhere.
 
     Args:
         record: the document.
@@ -39,7 +39,7 @@ class Sketch:
 
 
 def trained_edges(objective: ObjectiveSettings, rollout: Rollout, credit: Credit, kept: Tensor) -> Tensor:
-    """(N,) bool, the nodes whose edge was in the loss with a weight: recorded, not pruned, and credited or pulled."""
+    """Return (N,) bool, the nodes whose edge was in the loss: recorded, not pruned, and credited or pulled."""
     trained = torch.zeros_like(kept)
     if objective.trains_steps:
         trained[rollout.edges.node.cpu()] = True
@@ -96,8 +96,8 @@ def sketch(
     turning, sigmas = credit.turning.tolist(), [_digits(sigma) for sigma in samples.rollout.sigmas.tolist()]
     shape = zip(*(c[rows].tolist() for c in (forest.parent, forest.step, forest.child, forest.root)), strict=True)
     nodes = []
-    for i, ((parent, step, child, root), own, node) in enumerate(zip(shape, places, number, strict=True)):
-        is_sampled, is_edge = own >= 0, own >= 0 and parent >= 0
+    for i, ((parent, step, child, root), index, node) in enumerate(zip(shape, places, number, strict=True)):
+        is_sampled, is_edge = index >= 0, index >= 0 and parent >= 0
         nodes.append(
             TreeNode(
                 id=i,
@@ -107,16 +107,16 @@ def sketch(
                 step=step if step >= 0 else None,
                 sigma=sigmas[step + 1],
                 sampled=is_sampled,
-                value=values[own] if is_sampled else None,
-                credited=credited[own] if is_edge else None,
-                advantage=advantages[own] if is_edge else None,
-                turning=is_edge and turning[own],
-                trained=is_edge and trains[own],
-                log_ratio=ratios[own] if is_edge else None,
-                centre=centres[own] if is_edge else None,
-                spread=spreads[own] if is_edge else None,
-                turns=turns.get(own, {}) if turns is not None and is_edge else None,
-                pruned=pruned[own] if is_edge else None,
+                value=values[index] if is_sampled else None,
+                credited=credited[index] if is_edge else None,
+                advantage=advantages[index] if is_edge else None,
+                turning=is_edge and turning[index],
+                trained=is_edge and trains[index],
+                log_ratio=ratios[index] if is_edge else None,
+                centre=centres[index] if is_edge else None,
+                spread=spreads[index] if is_edge else None,
+                turns=turns.get(index, {}) if turns is not None and is_edge else None,
+                pruned=pruned[index] if is_edge else None,
                 leaf=leaves[node][0] if node in leaves else None,
             )
         )
@@ -134,16 +134,16 @@ def sketch(
         metadata=dict(batch.prompts[row].beside),
         weights=weights,
     )
-    own = [leaves[node][1] if node in leaves else -1 for node in number]
+    regenerated = [leaves[node][1] if node in leaves else -1 for node in number]
     candidates = [leaves[node][2] if node in leaves and samples.exploration else -1 for node in number]
-    return Sketch(record, places, own, candidates)
+    return Sketch(record, places, regenerated, candidates)
 
 
 def _shown(samples: Samples) -> tuple[Forest, Tensor, Tensor]:
-    """The forest that is shown, and the rollout's row of each of its nodes (N,) and of each of its samples (S,)."""
-    own = samples.rollout.forest
+    """Return the forest that is shown, and the rollout's row of each of its nodes (N,) and samples (S,)."""
+    forest = samples.rollout.forest
     if samples.exploration is None or samples.chosen is None:
-        return own, torch.arange(len(own.parent)), torch.arange(len(own))
+        return forest, torch.arange(len(forest.parent)), torch.arange(len(forest))
     pool, again = samples.exploration.forest, samples.chosen.samples
     paths = paths_to(pool, again)
     sample = torch.full((len(pool),), -1)
@@ -159,7 +159,7 @@ def _leaves(
     sample_of: Tensor,
     number: Mapping[int, int],
 ) -> dict[int, tuple[TreeLeaf, int, int]]:
-    """Of each node that a sample grows from: what is known of it, its row in the rollout or -1, and in the forest."""
+    """Return what is known of each node that a sample grows from, its row in the rollout or -1, and its sample."""
     table, chosen, paths = samples.table, samples.chosen, sample_paths(forest)
     totals, outcomes, used = _numbers(table.total), _numbers(credit.outcome), credit.used.tolist()
     assert credit.detail is not None
@@ -169,45 +169,45 @@ def _leaves(
     proxy = samples.exploration.proxy if samples.exploration else None
     proxies = _numbers(proxy.total) if proxy else []
     leaves = {}
-    for place, node in enumerate(forest.leaf.tolist()):
+    for sample, node in enumerate(forest.leaf.tolist()):
         if node not in number:
             continue
-        own = int(sample_of[place])
-        leaf = TreeLeaf(path=paths[place])
+        row = int(sample_of[sample])
+        leaf = TreeLeaf(path=paths[sample])
         if proxy:
-            leaf = replace(leaf, proxy=proxies[place], error=proxy.errors[place])
-        if own >= 0:
+            leaf = replace(leaf, proxy=proxies[sample], error=proxy.errors[sample])
+        if row >= 0:
             leaf = replace(
                 leaf,
-                total=totals[own],
-                rewards={name: column[own] for name, column in rewards.items()},
-                notes=table.notes_of(own),
-                error=table.errors[own] or leaf.error,
-                advantage=outcomes[own] if used[own] else None,
-                trained=trained[own],
-                centre=centres[own] if used[own] else None,
-                spread=spreads[own] if used[own] else None,
+                total=totals[row],
+                rewards={name: column[row] for name, column in rewards.items()},
+                notes=table.notes_of(row),
+                error=table.errors[row] or leaf.error,
+                advantage=outcomes[row] if used[row] else None,
+                trained=trained[row],
+                centre=centres[row] if used[row] else None,
+                spread=spreads[row] if used[row] else None,
             )
-        if own >= 0 and chosen:
-            leaf = replace(leaf, chosen=reworded(chosen.reason[own], number), audit=bool(chosen.audit[own]))
-        leaves[node] = (leaf, own, place)
+        if row >= 0 and chosen:
+            leaf = replace(leaf, chosen=reworded(chosen.reason[row], number), audit=bool(chosen.audit[row]))
+        leaves[node] = (leaf, row, sample)
     return leaves
 
 
 def _turns(detail: CreditDetail, places: Sequence[int]) -> dict[int, dict[int, bool]]:
-    """Of each row of the rollout's forest at which paths turn: their samples' nodes in the record, and whether kept.
+    """Return for each row at which paths turn their samples' nodes in the record, and whether kept.
 
     Args:
         detail: of the rollout's credit.
         places: of each node of the record, its row in the rollout's forest; -1 is nowhere.
     """
-    number = {own: i for i, own in enumerate(places) if own >= 0}
-    found: dict[int, dict[int, bool]] = {}
+    number = {row: i for i, row in enumerate(places) if row >= 0}
+    turns: dict[int, dict[int, bool]] = {}
     columns = detail.turn_node.tolist(), detail.turn_leaf.tolist(), detail.turn_kept.tolist()
     for node, leaf, kept in zip(*columns, strict=True):
         if node in number:
-            found.setdefault(node, {})[number[leaf]] = kept
-    return found
+            turns.setdefault(node, {})[number[leaf]] = kept
+    return turns
 
 
 def reworded(reason: str, number: Mapping[int, int]) -> str:
@@ -221,5 +221,5 @@ def _digits(value: float) -> float:
 
 
 def _numbers(column: Tensor) -> list[float | None]:
-    """None for NaN and infinity, which JSON lacks."""
+    """Return a column with None for NaN and infinity, which JSON lacks."""
     return [_digits(value) if math.isfinite(value) else None for value in column.tolist()]

@@ -1,4 +1,4 @@
-"""Pictures that are kept to be looked at beside a tree: small ones, since nothing is computed from them."""
+"""Images that are kept to be looked at beside a tree: small ones, since nothing is computed from them."""
 
 from __future__ import annotations
 
@@ -7,12 +7,12 @@ from torch.nn.functional import interpolate
 
 SIDE, FRAMES = 512, 16
 """Longest edge, and most frames of a clip."""
-PICTURES, CLIPS = 96, 16
-"""How many a tree keeps of its predicted pictures, and of its candidates', where the configuration does not say."""
+IMAGES, CLIPS = 96, 16
+"""How many a tree keeps of its predicted images, and of its candidates', where the configuration does not say."""
 
 
 def illustration(media: Tensor) -> Tensor:
-    """A picture or a clip as it is kept: at most `SIDE` pixels along its longer edge, `FRAMES` frames, on the CPU.
+    """Return an image or a clip as it is kept: at most `SIDE` pixels an edge and `FRAMES` frames, on the CPU.
 
     Args:
         media: (3, H, W) or (F, 3, H, W) uint8. Frames are taken evenly, the first and the last among them.
@@ -31,15 +31,17 @@ def illustration(media: Tensor) -> Tensor:
 
 
 def pace(media: Tensor) -> float:
-    """Return the share of its frames that a clip's illustration keeps; 1 of a picture."""
+    """Return the share of its frames that a clip's illustration keeps; 1 of an image."""
     return min(1.0, FRAMES / len(media)) if media.ndim > 3 else 1.0
 
 
 def most(asked: int | None, media: Tensor) -> int:
-    """Return how many predicted pictures a tree keeps, and how many of its candidates'.
+    """Return how many predicted images a tree keeps, and how many of its candidates'.
 
     Args:
         asked: track.trees.pictures.
         media: (3, H, W) or (F, 3, H, W), any of them.
     """
-    return asked if asked is not None else CLIPS if media.ndim > 3 else PICTURES
+    if asked is not None:
+        return asked
+    return CLIPS if media.ndim > 3 else IMAGES

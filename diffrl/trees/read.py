@@ -19,8 +19,8 @@ _DOCUMENT = TypeAdapter(TreeRecord)
 def list_trees(run_dir: Path) -> list[tuple[int, int]]:
     """Return iteration and group of the trees that were kept, ascending."""
     folders = (run_dir / TREES).iterdir() if (run_dir / TREES).is_dir() else ()
-    found = [match for folder in folders if (match := NAME.fullmatch(folder.name)) and (folder / DOCUMENT).is_file()]
-    return sorted((int(match[1]), int(match[2])) for match in found)
+    matches = [match for folder in folders if (match := NAME.fullmatch(folder.name)) and (folder / DOCUMENT).is_file()]
+    return sorted((int(match[1]), int(match[2])) for match in matches)
 
 
 def read_tree(run_dir: Path, iteration: int, group: int) -> TreeRecord:
@@ -54,7 +54,7 @@ def _first(error: ValidationError) -> str:
 
 
 def _require_order(record: TreeRecord) -> None:
-    """Parents come before their children, and every node stands at its number."""
+    """Refuse parents behind their children, and nodes that do not stand at their number."""
     for number, node in enumerate(record.nodes):
         if node.id != number or (node.parent is not None and not 0 <= node.parent < number):
             raise ValueError(f"node {node.id} at place {number} has no parent before it")
@@ -63,7 +63,7 @@ def _require_order(record: TreeRecord) -> None:
 
 
 def _require_leaves(record: TreeRecord) -> None:
-    """What pulls at a split, and what turns at a step, are samples of this tree."""
+    """Refuse what pulls at a split, or turns at a step, and is no sample of this tree."""
     for node in record.nodes:
         for number in (*(node.update_effect.pulls if node.update_effect else ()), *(node.turns or ())):
             if not 0 <= number < len(record.nodes) or record.nodes[number].leaf is None:
@@ -71,7 +71,7 @@ def _require_leaves(record: TreeRecord) -> None:
 
 
 def _require_steps(record: TreeRecord) -> None:
-    """Every step leads from one noise level to another, and roots alone are reached by none."""
+    """Refuse steps between no two noise levels, and roots that a step reaches."""
     steps, nodes = range(len(record.sigmas) - 1), record.nodes
     for step, children in record.branching.items():
         if step not in steps or children < 1:

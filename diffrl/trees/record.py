@@ -1,7 +1,7 @@
-"""One prompt's rollout as a document, to be looked at later: trees/<iteration>-<group>/tree.json and its pictures.
+"""One prompt's rollout as a document, to be looked at later: trees/<iteration>-<group>/tree.json and its images.
 
     trees/000020-3/tree.json       the nodes, their values, the edges' advantages, what was chosen and why
-    trees/000020-3/node-12.webp    the picture that the network predicted at node 12; of a leaf, the finished one
+    trees/000020-3/node-12.webp    the image that the network predicted at node 12; of a leaf, the finished one
     trees/000020-3/proxy-40.webp   candidate 40 as the exploring precision drew it
     trees/000020-3/aim-12.webp     the prediction that training asks for at the split of node 12; before-12 and after-12
                                    are what the network predicted there before and after the updates
@@ -20,7 +20,7 @@ from pydantic import AliasChoices, ConfigDict, Field
 
 STRICT = ConfigDict(strict=True, extra="forbid", allow_inf_nan=False)
 """How a document is read: no other keys, no text for a number, no number without end."""
-Picture = Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]*$")]
+File = Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]*$")]
 """A file in the tree's folder."""
 Word = bool | Annotated[int, Field(gt=-(2**64), lt=2**64)] | float | str | None
 Scaling = Annotated[Mapping[Annotated[str, Field(pattern="^(weight|shift|scale)$")], float], Field(min_length=3)]
@@ -33,14 +33,14 @@ class TreeLeaf:
 
     Args:
         path: the child taken at each split, () for chains.
-        proxy: weighted reward of the cheaply generated picture; None without an exploring stage, or where it failed.
-        proxy_picture: file of that picture, in the tree's folder; None if it was not kept.
+        proxy: weighted reward of the cheaply generated image; None without an exploring stage, or where it failed.
+        proxy_picture: file of that image, in the tree's folder; None if it was not kept.
         chosen: why it was generated again ("best 1", "audit", ...); None if it was not, or if nothing was chosen.
         audit: generated only to check the ranking; it trains nothing.
-        total: weighted reward of the picture in the training precision; None if it was not generated, or failed.
+        total: weighted reward of the image in the training precision; None if it was not generated, or failed.
         rewards: raw value by name, parts as "reward/part".
-        notes: what scorers say of the finished picture, by the name of the reward.
-        error: why a scorer failed on the finished picture, else on the proxy's.
+        notes: what scorers say of the finished image, by the name of the reward.
+        error: why a scorer failed on the finished image, else on the proxy's.
         advantage: of the sample as a whole; None if it was not used.
         trained: whether the sample itself trained the policy (DiffusionNFT's contrast).
         centre: what the advantage subtracts from the total; None where it is no such quotient, and in older records.
@@ -51,7 +51,7 @@ class TreeLeaf:
 
     path: tuple[int, ...] = ()
     proxy: float | None = None
-    proxy_picture: Picture | None = None
+    proxy_picture: File | None = None
     chosen: str | None = None
     audit: bool = False
     total: float | None = None
@@ -79,8 +79,8 @@ class UpdateEffect:
         pulls: weight of each of these samples in C, by the node it grows from; above 0 the prediction moves towards it.
         moved: root mean square of what the updates changed of the prediction, in latent units; None if not measured.
         cosine: between that and C; None where one of them is 0.
-        eta: how many C lie between the pictures `before` and `aim`.
-        before: file of the predicted picture before the updates; None if it was not kept.
+        eta: how many C lie between the images `before` and `aim`.
+        before: file of the predicted image before the updates; None if it was not kept.
         aim: of that prediction with eta * C added.
         after: of the prediction at the same latents after the updates.
     """
@@ -95,9 +95,9 @@ class UpdateEffect:
     moved: float | None = None
     cosine: float | None = None
     eta: float = 1.0
-    before: Picture | None = None
-    aim: Picture | None = None
-    after: Picture | None = None
+    before: File | None = None
+    aim: File | None = None
+    after: File | None = None
 
 
 @dataclass(frozen=True)
@@ -119,7 +119,7 @@ class TreeNode:
             pulled to the reference. The clip, or a guard that left the update out, may still have stopped it.
         log_ratio: log(density of the edge after the iteration's updates / before), per latent dimension; above 0, the
             update made the step more likely. None where it was not measured.
-        picture: file of the picture predicted here, of a leaf the finished one; None if it was not kept.
+        picture: file of the image predicted here, of a leaf the finished one; None if it was not kept.
         leaf: what is known of the sample that grows from here without further noise; None at inner nodes.
         credited: reward of the edge that ends here, of which the advantage was made: what it added, or at a turning
             point the way to the end; None where edges are credited with the advantages of their samples.
@@ -146,7 +146,7 @@ class TreeNode:
     turning: bool = False
     trained: bool = False
     log_ratio: float | None = None
-    picture: Picture | None = None
+    picture: File | None = None
     leaf: TreeLeaf | None = None
     credited: float | None = None
     update_effect: Annotated[UpdateEffect | None, Field(validation_alias=AliasChoices("update_effect", "pushed"))] = (
@@ -221,18 +221,18 @@ def tree_name(iteration: int, group: int) -> str:
     return f"{iteration:06d}-{group}"
 
 
-def node_picture(node: int) -> str:
+def node_image(node: int) -> str:
     """Return the file of a node's picture."""
     return f"node-{node}.webp"
 
 
-def proxy_picture(node: int) -> str:
-    """Return the file of the cheaply generated picture of the candidate that grows from a node."""
+def proxy_image(node: int) -> str:
+    """Return the file of the cheaply generated image of the candidate that grows from a node."""
     return f"proxy-{node}.webp"
 
 
 EFFECT_IMAGES = ("before", "aim", "after")
-"""The pictures of a split that trains."""
+"""The images of a split that trains."""
 
 
 def effect_image(which: str, node: int) -> str:

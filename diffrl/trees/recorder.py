@@ -18,7 +18,7 @@ from diffrl.rollout.denoise import velocity_of
 from diffrl.rollout.density import densities_under, origin_velocities
 from diffrl.rollout.transition import Transition
 from diffrl.trees.document import sketch
-from diffrl.trees.pictures import KeptTree, with_pictures
+from diffrl.trees.images import KeptTree, with_images
 from diffrl.trees.rules import rule_of
 from diffrl.trees.tracing import Trace, Tracer, keeps_trees
 from diffrl.trees.update_effects import update_effects_of, with_update_effects
@@ -84,7 +84,7 @@ class TreeRecorder:
         learning_rate: float,
         weights: Mapping[str, Mapping[str, Any]],
     ) -> Iterable[KeptTree]:
-        """The trees of an iteration whose updates are done, their pictures made as they are asked for, one by one.
+        """Return the trees of an iteration whose updates are done, images made one tree at a time as asked for.
 
         Args:
             trace: what was seen of its first prompts; without it there are no trees.
@@ -132,16 +132,16 @@ class TreeRecorder:
                 )
                 for row in range(trace.prompts)
             ]
-        decode_batch, pictures = self.config.rollout.decode_batch, settings.pictures
+        decode_batch, most = self.config.rollout.decode_batch, settings.pictures
         images = samples.rollout.images
         return (
-            with_pictures(
+            with_images(
                 sketch=one,
                 trace=trace,
                 images=images,
                 adapter=self.adapter,
                 decode_batch=decode_batch,
-                asked=pictures,
+                asked=most,
                 effects=effects,
             )
             for one in sketches

@@ -22,7 +22,7 @@ class Trace:
     Args:
         prompts: how many.
         nodes: (M,) int64 nodes of the rollout's forest that belong to them.
-        predicted: (M, ...) the picture that the network predicted at each of these nodes, as latents.
+        predicted: (M, ...) the image that the network predicted at each of these nodes, as latents.
         edges: their stochastic steps; empty where no step is stochastic.
         proxies: illustrations of those of their candidates that are kept, by the pool's sample.
     """
@@ -38,28 +38,28 @@ class Tracer:
     """Observes the drawing of an iteration's first prompts; it changes nothing of it.
 
     Which candidates are kept is known only when all are drawn and chosen from; until then small copies of the first
-    prompts' pictures are held.
+    prompts' images are held.
 
     Args:
         prompts: how many.
-        pictures: track.trees.pictures, candidates' pictures that a tree keeps.
-        clock: entered with "trees" while it makes illustrations, within whatever phase the pictures come from.
+        images: track.trees.pictures, candidates' images that a tree keeps.
+        clock: entered with "trees" while it makes illustrations, within whatever phase the images come from.
     """
 
-    def __init__(self, prompts: int, pictures: int | None, clock: Clock = no_clock):
-        self.prompts, self._asked, self._clock = prompts, pictures, clock
+    def __init__(self, prompts: int, images: int | None, clock: Clock = no_clock):
+        self.prompts, self._asked, self._clock = prompts, images, clock
         self._edges: EdgeRecorder | None = None
         self._predicted: PredictionRecorder | None = None
         self._held = list[Tensor]()
 
     def observers(self, forest: Forest) -> list[Observer]:
-        """Return what is to be shown every level while the forest is drawn."""
+        """Return the observers of every level while the forest is sampled."""
         self._edges = EdgeRecorder(forest, prompts=self.prompts)
         self._predicted = PredictionRecorder(forest, self.prompts)
         return [self._edges, self._predicted]
 
     def candidates(self, pool: Forest) -> Sink:
-        """Return what is to be given the pictures of a pool, in the order of its samples."""
+        """Return what is to be given the images of a pool, in the order of its samples."""
         count = 0 if self._asked == 0 else int((pool.sample_prompt < self.prompts).sum())
 
         def take(images: Tensor) -> None:
@@ -76,15 +76,15 @@ class Tracer:
         return Trace(self.prompts, self._predicted.nodes, self._predicted.latents, self._edges.edges(), proxies)
 
     def _proxies(self, samples: Samples) -> dict[int, Tensor]:
-        """Candidates' pictures by the pool's sample: of each prompt so many, those that were drawn again first."""
+        """Return candidates' images by the pool's sample: so many of each prompt, those generated again first."""
         if samples.exploration is None or samples.chosen is None:
             return {}
         again, kept = set(samples.chosen.samples.tolist()), dict[int, Tensor]()
         prompts = samples.exploration.forest.sample_prompt[: len(self._held)].tolist()
         for prompt in dict.fromkeys(prompts):
-            own = [place for place, other in enumerate(prompts) if other == prompt]
-            first = sorted(own, key=lambda place: place not in again)
-            kept |= {place: self._held[place] for place in first[: most(self._asked, self._held[0])]}
+            of_prompt = [sample for sample, other in enumerate(prompts) if other == prompt]
+            first = sorted(of_prompt, key=lambda sample: sample not in again)
+            kept |= {sample: self._held[sample] for sample in first[: most(self._asked, self._held[0])]}
         return kept
 
 

@@ -17,7 +17,7 @@ from diffrl.trees.record import UpdateEffect
 from diffrl.trees.tracing import Trace
 
 ETA = 1.0
-"""How many directions lie between the pictures before and aim: 1 is where p(x0) exp(A) leads to first order."""
+"""How many directions lie between the images before and aim: 1 is where p(x0) exp(A) leads to first order."""
 
 
 @dataclass(frozen=True)
@@ -40,8 +40,8 @@ class UpdateEffects:
     after: Tensor
     dtype: torch.dtype
 
-    def pictured(self, node: int) -> int | None:
-        """Where a node of the forest stands; None if it does not split, or has no direction to show."""
+    def row_of(self, node: int) -> int | None:
+        """Return the row of a node of the forest; None if it does not split, or has no direction to show."""
         row = self.node.index(node) if node in self.node else None
         return row if row is not None and self.effect[row].size != 0 else None
 
@@ -108,7 +108,8 @@ def with_update_effects(sketch: Sketch, effects: UpdateEffects | None) -> Sketch
 
 def _clean(examples: NodeExamples, velocity: Tensor) -> Tensor:
     """Return (U, ...) float32 clean latents that velocities predict at the nodes."""
-    sigma = examples.sigma.float().view(-1, *[1] * (velocity.ndim - 1))
+    ones = [1] * (velocity.ndim - 1)
+    sigma = examples.sigma.float().view(-1, *ones)
     return examples.latents.float() - sigma * velocity
 
 
@@ -131,7 +132,7 @@ def _effect(examples: NodeExamples, row: int, moved: Tensor, pulls: Mapping[int,
 def _compared(
     rollout: Rollout, credit: Credit, kept: Tensor, origins: Tensor
 ) -> dict[int, tuple[dict[int, float], int]]:
-    """By row in `origins`: each compared sample's weight, by the node that it grows from, and how many children."""
+    """Return by row in `origins` each compared sample's weight, by its node, and the number of children."""
     below: dict[int, list[tuple[int, int]]] = {}
     for columns in leaves_below(rollout, origins, credit.used, kept):
         for row, sample, child in zip(*(column.tolist() for column in columns), strict=True):

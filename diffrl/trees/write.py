@@ -1,4 +1,4 @@
-"""Writing a tree (`trees.TreeRecord`) and its pictures, so that no reader ever sees half of it."""
+"""Writing a tree (`trees.TreeRecord`) and its images, so that no reader ever sees half of it."""
 
 from __future__ import annotations
 
@@ -22,17 +22,17 @@ from diffrl.trees.record import DOCUMENT, TREES, TreeRecord, tree_name
 from reward_models.media import clip_options, save_media, to_pil
 
 CRISP = 64
-"""Longest edge of pictures that are kept exactly: they are cheap, and every pixel of them shows."""
+"""Longest edge of images that are kept exactly: they are cheap, and every pixel of them shows."""
 QUALITY = 85
 
 
-def write_tree(run_dir: Path, record: TreeRecord, pictures: Mapping[str, Tensor], fps: float = 16.0) -> Path:
-    """Keep a tree; one of the same iteration and group is replaced. It appears whole, pictures and all.
+def write_tree(run_dir: Path, record: TreeRecord, images: Mapping[str, Tensor], fps: float = 16.0) -> Path:
+    """Keep a tree; one of the same iteration and group is replaced. It appears whole, images and all.
 
     Args:
         run_dir: the run.
         record: the document; numbers that are not finite become null.
-        pictures: the files that it names, uint8 (3, H, W) or (F, 3, H, W).
+        images: the files that it names, uint8 (3, H, W) or (F, 3, H, W).
         fps: frames per second of videos.
 
     Returns:
@@ -48,8 +48,8 @@ def write_tree(run_dir: Path, record: TreeRecord, pictures: Mapping[str, Tensor]
         text = json.dumps(content, ensure_ascii=False, allow_nan=False, separators=(",", ":"))
         shutil.rmtree(temporary, ignore_errors=True)
         temporary.mkdir(parents=True)
-        for name, picture in pictures.items():
-            save_illustration(picture, temporary / name, fps)
+        for name, image in images.items():
+            save_illustration(image, temporary / name, fps)
         (temporary / DOCUMENT).write_text(text + "\n", encoding="utf-8")
         discard(folder)
         os.replace(temporary, folder)
@@ -60,7 +60,7 @@ def write_tree(run_dir: Path, record: TreeRecord, pictures: Mapping[str, Tensor]
 
 
 def save_illustration(media: Tensor, path: Path, fps: float) -> None:
-    """Write a picture (3, H, W) or a clip (F, 3, H, W) as small WebP; up to `CRISP` pixels wide and high, lossless.
+    """Write an image (3, H, W) or a clip (F, 3, H, W) as small WebP; up to `CRISP` pixels wide and high, lossless.
 
     Args:
         media: uint8 RGB.
@@ -81,7 +81,7 @@ def loses_nothing(size: Sequence[int]) -> bool:
 
 
 def keep_source(path: str, file: Path) -> None:
-    """A small copy of the image that samples are edits of, made once: a still WebP, written whole or not at all.
+    """Write a small copy, once, of the image that samples are edits of: a still WebP, whole or not at all.
 
     Args:
         path: of the image.

@@ -4,8 +4,9 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from diffrl.display import COLORS, GREY, make_figure
 from diffrl.statistics import mean_estimate
-from diffrl.studies.compare.figures import COLORS, GREY, MARKERS
+from diffrl.studies.compare.figures import MARKERS
 from diffrl.studies.compare.results import Comparison
 from measuring.tables import of_seeds
 
@@ -31,9 +32,7 @@ def draw_flagship(
         guided: title -> score of the model before alignment with guidance, drawn as a dotted line.
         destination: PNG file.
     """
-    from matplotlib.figure import Figure
-
-    figure = Figure(figsize=(10.0, 4.3), dpi=120, layout="constrained")
+    figure = make_figure(10.0, 4.3)
     lines: dict[str, Any] = {}
     for axes, (title, budgets) in zip(figure.subplots(1, len(worlds), squeeze=False)[0], worlds.items(), strict=True):
         for index, (label, name) in enumerate(DRAWN.items()):

@@ -7,10 +7,11 @@ from typing import NamedTuple
 
 import numpy as np
 
+from diffrl.display import markdown_table
 from diffrl.statistics import Estimate, paired_difference
 from diffrl.studies.compare.pairs import pairs_of
 from diffrl.studies.compare.results import Arm, Comparison
-from diffrl.studies.compare.tables import mean_text
+from diffrl.studies.compare.tables import mean_text, pair_rows
 from measuring.groups import LONGER, Group, pool
 
 
@@ -18,20 +19,19 @@ def scores(comparison: Comparison) -> str:
     """Return each arm's final numbers, best first: the metric, the other held-out rewards, and what a run cost."""
     ranked = sorted((arm for arm in comparison.arms if arm.runs), key=lambda arm: -comparison.mean_score(arm).mean)
     others = sorted({name for arm in comparison.arms for run in arm.runs for name in run.others})
-    columns = ("arm", "seeds", comparison.metric, *others, "iterations", "evaluations", "seconds")
-    lines = [f"| {' | '.join(columns)} |", "|---|" + "---:|" * (len(columns) - 1)]
-    for arm in ranked:
-        cells = (
-            arm.label,
-            str(len(arm.runs)),
-            mean_text(comparison.mean_score(arm)),
-            *(_mean_of(arm, name) for name in others),
-            str(arm.runs[0].iterations),
-            f"{arm.cost('evaluations'):,.0f}",
-            f"{_seconds(arm):.0f}",
-        )
-        lines.append(f"| {' | '.join(cells)} |")
-    return "\n".join(lines) + "\n"
+    rows = [
+        {
+            "arm": arm.label,
+            "seeds": str(len(arm.runs)),
+            comparison.metric: mean_text(comparison.mean_score(arm)),
+            **{name: _mean_of(arm, name) for name in others},
+            "iterations": str(arm.runs[0].iterations),
+            "evaluations": f"{arm.cost('evaluations'):,.0f}",
+            "seconds": f"{_seconds(arm):.0f}",
+        }
+        for arm in ranked
+    ]
+    return f"{markdown_table(rows)}\n"
 
 
 def _seconds(arm: Arm) -> float:
@@ -49,68 +49,64 @@ def _mean_of(arm: Arm, name: str) -> str:
 def answers(group: Group, comparison: Comparison) -> str:
     """Return every question with the paired differences that answer it."""
     asked = [(question, pair) for question, pairs in group.questions.items() for pair in pairs]
-    found = pairs_of(comparison, [pair for _, pair in asked])
-    columns = "question | difference | seeds | mean | 95 % interval | p | p (Holm) | finding"
-    lines = [f"| {columns} |", "|---|---|" + "---:|" * 5 + "---|"]
-    last = ""
-    for (question, _), pair in zip(asked, found, strict=True):
-        d = pair.difference
-        interval = "" if d.low is None else f"{d.low:+.3f} to {d.high:+.3f}"
-        p = "" if d.p is None else f"{d.p:.2g} | {pair.p_holm:.2g}"
-        what = f"{pair.second} less {pair.first}"
-        shown = "" if question == last else question
-        lines.append(f"| {shown} | {what} | {d.n} | {d.mean:+.3f} | {interval} | {p} | {pair.finding} |")
+    pairs = pairs_of(comparison, [pair for _, pair in asked])
+    rows, last = [], ""
+    for (question, _), cells in zip(asked, pair_rows(pairs), strict=True):
+        rows.append({"question": "" if question == last else question} | cells)
         last = question
-    return "\n".join(lines) + "\n"
+    return f"{markdown_table(rows, left=2)}\n"
 
 
 def budgets_table(comparisons: Mapping[int, Comparison]) -> str:
-    """The arms that were measured at more than one budget, with iterations and seconds (evaluations -> comparison)."""
+    """Return arms that were measured at several budgets, with iterations and seconds (evaluations -> comparison)."""
     budgets = sorted(comparisons)
     arms = {budget: {arm.label: arm for arm in comparisons[budget].arms if arm.runs} for budget in budgets}
-    labels = [label for label in arms[budgets[0]] if sum(label in known for known in arms.values()) > 1]
-    lines = [f"| arm | {' | '.join(f'{budget:,}' for budget in budgets)} |", "|---|" + "---:|" * len(budgets)]
-    for label in labels:
-        cells = [label]
-        for budget in budgets:
-            one = arms[budget].get(label)
-            cells.append("" if one is None else _at_a_budget(comparisons[budget], one))
-        lines.append(f"| {' | '.join(cells)} |")
-    return "\n".join(lines) + "\n"
+    rows = [
+        {"arm": label} | {f"{b:,}": _at_a_budget(comparisons[b], arms[b].get(label)) for b in budgets}
+        for label in arms[budgets[0]]
+        if sum(label in known for known in arms.values()) > 1
+    ]
+    return f"{markdown_table(rows)}\n" if rows else ""
 
 
-def _at_a_budget(comparison: Comparison, arm: Arm) -> str:
+def _at_a_budget(comparison: Comparison, arm: Arm | None) -> str:
+    if arm is None:
+        return ""
     score = mean_text(comparison.mean_score(arm))
     return f"{score} ({arm.runs[0].iterations} iterations, {_seconds(arm):.0f} s)"
 
 
 def fewer_table(comparisons: Mapping[int, Comparison]) -> str:
     """Return tree tilt at each budget against the others at every larger one, on the seeds that both have."""
-    head = ["| tilt with | against | with | times as many | tilt less other |", "|---:|---|---:|---:|---:|"]
-    rows: list[str] = []
+    rows: list[dict[str, str]] = []
     for small, large in itertools.combinations(sorted(comparisons), 2):
         ours = of_seeds(comparisons[small], "tilt")
         theirs = {label: of_seeds(comparisons[large], label) for label in LONGER[1:]}
-        rows += _against(small, ours, large, theirs)
-    return "\n".join(head + rows) + "\n"
+        rows += _against("tilt", small, ours, large, theirs)
+    return f"{markdown_table(rows)}\n" if rows else ""
 
 
 def _against(
-    small: int, ours: Mapping[int, float], large: int, theirs: Mapping[str, Mapping[int, float]]
-) -> Iterator[str]:
+    whose: str, small: int, ours: Mapping[int, float], large: int, theirs: Mapping[str, Mapping[int, float]]
+) -> Iterator[dict[str, str]]:
     """Yield rows: a method at one budget, others at another, on the seeds that both have."""
     for label, scores in theirs.items():
         seeds = sorted(set(ours) & set(scores))
         if seeds:
-            found = paired_difference([ours[i] for i in seeds], [scores[i] for i in seeds])
-            cells = (f"{small:,}", label, f"{large:,}", f"{large / small:.3g}", _difference(found))
-            yield f"| {' | '.join(cells)} |"
+            difference = paired_difference([ours[i] for i in seeds], [scores[i] for i in seeds])
+            yield {
+                f"{whose} with": f"{small:,}",
+                "against": label,
+                "with": f"{large:,}",
+                "times as many": f"{large / small:.3g}",
+                f"{whose} less other": _difference(difference),
+            }
 
 
 def ratio_table(comparisons: Mapping[int, Comparison]) -> str:
     """Return how many times fewer evaluations tree tilt needs for what each other has at its largest budget."""
     largest = max(comparisons)
-    ours = {budget: of_seeds(found, "tilt") for budget, found in comparisons.items()}
+    ours = {budget: of_seeds(comparison, "tilt") for budget, comparison in comparisons.items()}
     return _needs("tree tilt", ours, largest, {label: of_seeds(comparisons[largest], label) for label in LONGER[1:]})
 
 
@@ -122,11 +118,10 @@ def flagship_tables(ours: Mapping[int, Comparison], large: int, rivals: Comparis
         large: evaluations that the rivals had.
         rivals: their comparison.
     """
-    own = {budget: of_seeds(found, "diffrl") for budget, found in sorted(ours.items())}
+    scores = {budget: of_seeds(comparison, "diffrl") for budget, comparison in sorted(ours.items())}
     theirs = {arm.label: of_seeds(rivals, arm.label) for arm in rivals.arms}
-    head = ["| diffrl with | against | with | times as many | diffrl less other |", "|---:|---|---:|---:|---:|"]
-    rows = [row for small, scores in own.items() for row in _against(small, scores, large, theirs)]
-    return "\n".join([_needs("diffrl", own, large, theirs), *head, *rows]) + "\n"
+    rows = [row for small, one in scores.items() for row in _against("diffrl", small, one, large, theirs)]
+    return "\n".join([_needs("diffrl", scores, large, theirs), f"{markdown_table(rows)}\n" if rows else ""])
 
 
 def _needs(
@@ -134,16 +129,19 @@ def _needs(
 ) -> str:
     """Return how many times fewer evaluations a method needs for what others have at one budget."""
     ours = {budget: scores for budget, scores in ours.items() if scores}
-    lines = [f"| for the score of | with | {whose} needs | times fewer | 95 % interval |", "|---|---:|---:|---:|---:|"]
+    rows = []
     for label, scores in theirs.items():
         if not scores or len(ours) < 2:
             continue
-        found, least = budget_for(ours, scores), min(ours)
-        shown = "more than was measured" if found.at is None else f"{found.at:,.0f}{' or fewer' * (found.at == least)}"
-        times = [None if one is None else f"{large / one:.1f}{' or more' * (one == least)}" for one in found]
-        interval = f"{times[2] or 'not resolved'} to {times[0]}" if found.at is not None else ""
-        lines.append(f"| {label} | {large:,} | {shown} | {times[1] or ''} | {interval} |")
-    return "\n".join(lines) + "\n"
+        needed, least = budget_for(ours, scores), min(ours)
+        times = [None if one is None else f"{large / one:.1f}{' or more' * (one == least)}" for one in needed]
+        row = {"for the score of": label, "with": f"{large:,}", f"{whose} needs": "more than was measured"}
+        row |= {"times fewer": times[1] or "", "95 % interval": ""}
+        if needed.at is not None:
+            row[f"{whose} needs"] = f"{needed.at:,.0f}{' or fewer' * (needed.at == least)}"
+            row["95 % interval"] = f"{times[2] or 'not resolved'} to {times[0]}"
+        rows.append(row)
+    return f"{markdown_table(rows)}\n" if rows else ""
 
 
 def of_seeds(comparison: Comparison, label: str) -> dict[int, float]:
@@ -169,7 +167,7 @@ class Budgets(NamedTuple):
 
 
 def budget_for(ours: Mapping[int, Mapping[int, float]], theirs: Mapping[int, float], points: int = 400) -> Budgets:
-    """The budget at which one method has another's score, with the interval of a paired test turned round (Fieller).
+    """Return the budget at which one method has another's score, with its interval (Fieller).
 
     Args:
         ours: budget -> seed -> score; a seed's score in between is linear in the budget's logarithm.
@@ -181,11 +179,11 @@ def budget_for(ours: Mapping[int, Mapping[int, float]], theirs: Mapping[int, flo
     tried = np.geomspace(budgets[0], budgets[-1], points)
     curves = [np.interp(np.log(tried), np.log(budgets), [ours[b][seed] for b in budgets]) for seed in seeds]
     other = [theirs[seed] for seed in seeds]
-    found = [paired_difference([float(curve[i]) for curve in curves], other) for i in range(points)]
+    differences = [paired_difference([float(curve[i]) for curve in curves], other) for i in range(points)]
 
     def first(reached: Callable[[Estimate], bool]) -> float | None:
         """Return the budget from which on it holds; None if it does not at the largest."""
-        holds = [reached(one) for one in found]
+        holds = [reached(one) for one in differences]
         if all(holds):
             return budgets[0]
         return float(tried[points - holds[::-1].index(False)]) if holds[-1] else None
@@ -200,28 +198,24 @@ def budget_for(ours: Mapping[int, Mapping[int, float]], theirs: Mapping[int, flo
 
 
 def pool_table(comparisons: Mapping[float, Comparison]) -> str:
-    """What a pool is worth by the price of an exploring evaluation: against none, and against a random choice."""
-    columns = "price | iterations | best and worst | random | no pool | pool less none | best and worst less random"
-    lines = [f"| {columns} |", "|---|" + "---:|" * 6]
+    """Return what a pool gains by the price of an exploring evaluation: against none, and against a random choice."""
+    order, rows = {"best and worst": "pool, best and worst", "random": "pool, random", "no pool": "no pool"}, []
     for price, comparison in comparisons.items():
         group = pool(price)
-        asked = [pair for pairs in group.questions.values() for pair in pairs]
         arms = {arm.label: arm for arm in comparison.arms if arm.runs}
         if len(arms) < len(group.arms):  # begun, and not got far
             continue
-        found = pairs_of(comparison, asked)
-        order = ("pool, best and worst", "pool, random", "no pool")
-        cells = (
-            f"{price:g}",
-            str(arms[order[0]].runs[0].iterations),
-            *(mean_text(comparison.mean_score(arms[label])) for label in order),
-            *(_difference(pair.difference) for pair in found),
+        pairs = pairs_of(comparison, [pair for asked in group.questions.values() for pair in asked])
+        against = ("pool less none", "best and worst less random")
+        rows.append(
+            {"price": f"{price:g}", "iterations": str(arms[order["random"]].runs[0].iterations)}
+            | {title: mean_text(comparison.mean_score(arms[label])) for title, label in order.items()}
+            | {title: _difference(pair.difference) for title, pair in zip(against, pairs, strict=True)}
         )
-        lines.append(f"| {' | '.join(cells)} |")
-    return "\n".join(lines) + "\n"
+    return f"{markdown_table(rows)}\n" if rows else ""
 
 
-def _difference(found: Estimate) -> str:
+def _difference(estimate: Estimate) -> str:
     """Return a paired mean with its interval and how many pairs it is of."""
-    interval = "" if found.low is None else f" ({found.low:+.3f} to {found.high:+.3f})"
-    return f"{found.mean:+.3f}{interval}, {found.n} seeds"
+    interval = "" if estimate.low is None else f" ({estimate.low:+.3f} to {estimate.high:+.3f})"
+    return f"{estimate.mean:+.3f}{interval}, {estimate.n} seeds"

@@ -56,25 +56,22 @@ def test_a_folder_of_images_alone_is_refused(tmp_path, cache):
 def test_texts_of_a_webdataset(tmp_path, cache, kind):
     (tmp_path / "d").mkdir()
     image(tmp_path / "one.png")
-    beside = {"txt": lambda n: b"", "json": lambda n: json.dumps({"caption": f"a cat {n}", "id": n}).encode()}
     parts = []
     for n in "01":
         parts.append((f"{n}.png", (tmp_path / "one.png").read_bytes()))
         if kind != "json":
             parts.append((f"{n}.txt", f"a cat {n}".encode()))
         if kind != "txt":
-            parts.append((f"{n}.json", beside["json"](n) if kind == "json" else json.dumps({"id": n}).encode()))
+            words = {"caption": f"a cat {n}"} if kind == "json" else {}
+            parts.append((f"{n}.json", json.dumps(words | {"id": n}).encode()))
     samples(tmp_path / "d/train-000.tar", *parts)
     prompts = load_prompts(f"hub:{tmp_path / 'd'}")
     assert [p.text for p in prompts] == ["a cat 0", "a cat 1"]
     assert [dict(p.metadata) for p in prompts] == [{} if kind == "txt" else {"id": n} for n in "01"]
 
 
-@pytest.mark.parametrize("column", ["source", "source_file_name"])
-@pytest.mark.parametrize("place", ["train", "."])
+@pytest.mark.parametrize(("column", "place"), [("source", "train"), ("source", "."), ("source_file_name", "train")])
 def test_images_to_edit_are_seen_from_the_dataset(tmp_path, cache, monkeypatch, column, place):
-    if column == "source_file_name" and place == ".":
-        place = "train"  # `datasets` itself looks beside the table
     for name in ("a.png", "b.png"):
         image(tmp_path / "d/train" / name)
     image(tmp_path / "d" / place / "s.png")
@@ -84,9 +81,9 @@ def test_images_to_edit_are_seen_from_the_dataset(tmp_path, cache, monkeypatch, 
     )
     sources = {p.source for p in load_prompts(f"hub:{tmp_path / 'd'}")}
     assert sources == {str(tmp_path / "d" / place / "s.png")}
-    whole = [load_prompts(f"hub:{tmp_path / 'd'}@{part}") for part in ("train",)]
+    whole = load_prompts(f"hub:{tmp_path / 'd'}@train")
     monkeypatch.chdir(tmp_path)
-    assert [load_prompts(f"hub:d@{part}") for part in ("train",)] == whole
+    assert load_prompts("hub:d@train") == whole
 
 
 def test_images_to_edit_that_are_not_here_are_asked_for(tmp_path):

@@ -31,9 +31,7 @@ def test_json_lines_bring_metadata(tmp_path):
     assert second.text == "line\u2028end" and second.metadata == {}
 
 
-def test_the_embedded_world_is_there():
-    train, tune = load_prompts("shapes:train"), load_prompts("shapes:tune")
-    assert train and tune and not {p.text for p in train} & {p.text for p in tune}
+def test_splits_that_an_embedded_world_has_not():
     with pytest.raises(ConfigError, match="held_out is now two splits: shapes:tune, to choose settings by"):
         load_prompts("shapes:held_out")
     with pytest.raises(ConfigError, match="splits train, tune and report. Got 'test'"):
@@ -45,8 +43,6 @@ def test_the_embedded_world_is_there():
     [
         ("prompts.txt", None, "prompts.txt' does not exist"),
         ("prompts.txt", b"", "at least one prompt. Got none"),
-        ("prompts.txt", b" \n\n", "at least one prompt. Got none"),
-        ("prompts.jsonl", b"\n", "at least one prompt. Got none"),
         ("prompts.txt", b"caf\xe9", "cannot be read as UTF-8 text"),
         ("prompts.md", b"a red circle", r"a file that ends in .txt, .*Got '.*prompts.md'"),
         (
@@ -60,13 +56,7 @@ def test_the_embedded_world_is_there():
         ("prompts.jsonl", b'{"prompt": 7}', r"prompts.jsonl:1 is \{"),
         ("prompts.jsonl", b'{"prompt": "  "}', r"prompts.jsonl:1 is \{"),
         ("prompts.jsonl", rb'{"prompt": "a \ud800"}', r"prompts.jsonl:1: it holds '\\ud800', half of a surrogate pair"),
-        ("prompts.jsonl", rb'{"prompt": "a", "tag": ["\ud800"]}', "half of a surrogate pair"),
         ("prompts.jsonl", b'{"prompt": ' + b"[" * 90_000, "is nested more than 50 levels deep"),
-        (
-            "prompts.jsonl",
-            b'{"prompt": "a", "of": ' + b"[" * 51 + b"]" * 51 + b"}",
-            "is nested more than 50 levels deep",
-        ),
         ("prompts.jsonl", b'{"prompt": "a", "n": 1' + b"0" * 5000 + b"}", "holds a number of 5,001 digits"),
         ("prompts.jsonl", b'{"prompt": "a", "tag": "' + b"x" * 100_000 + b'"}', "prompts.jsonl:1 has 100,026. Shorten"),
         ("prompts.jsonl", b'{"prompt": "' + b"x" * 10_001 + b'"}', "prompts.jsonl:1 has 10,001. Shorten it"),

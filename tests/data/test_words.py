@@ -14,7 +14,6 @@ from diffrl.data.words import (
     VOCABULARY,
     WIDTH,
     Sign,
-    format_prompt,
     parse_prompt,
     prompts,
     render,
@@ -40,7 +39,6 @@ def test_prompts_are_every_word_in_every_pair_and_the_first_of_them_stand_for_al
     made = load_prompts(f"words:{split}")
     signs = [parse_prompt(prompt.text) for prompt in made]
     assert len(set(signs)) == len(signs) == len(words(split)) * len(PAIRS)
-    assert [format_prompt(sign) for sign in signs] == [prompt.text for prompt in made]
     assert [prompt.metadata["text"] for prompt in made] == [sign.word for sign in signs]
     assert all(target_of(prompt.text, {}) == prompt.metadata["text"] for prompt in made)
     first = signs[: len(words(split))]
@@ -53,9 +51,6 @@ def test_refusals():
     for text in ('the word "at" in red on white', 'the word "cat" in red on blue', "the word cat in red on white", ""):
         with pytest.raises(DiffrlError, match="A prompt of the world of words is"):
             parse_prompt(text)
-    for call in (words, prompts):
-        with pytest.raises(DiffrlError, match="has the splits train, tune and report"):
-            call("held_out")
 
 
 def test_a_picture_is_ink_on_paper_in_a_random_face():
@@ -68,7 +63,6 @@ def test_a_picture_is_ink_on_paper_in_a_random_face():
         flat = picture.reshape(-1, 3).tolist()
         assert list(COLORS["blue"]) in flat and flat[0] == flat[-1] == list(COLORS["yellow"])
         assert (picture[:, :7] == picture[0, 0]).all() and (picture[:, 8:40] != picture[0, 0]).any()
-    assert np.array_equal(pictures[3], render(sign, np.random.default_rng(3)))
 
 
 @pytest.mark.long

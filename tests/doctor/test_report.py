@@ -8,14 +8,14 @@ import torch
 
 from diffrl.doctor import command
 from diffrl.doctor.command import DoctorRequest, examine
-from diffrl.doctor.rows import Budget, Found, Row, answer
+from diffrl.doctor.rows import Budget, Result, Row, answer
 from diffrl.errors import ConfigError, NotHereError
 
 CPU = torch.device("cpu")
 
 
-def found(passed=True):
-    return Found(passed, "3 of 4", {"share": 0.75})
+def right(passed=True):
+    return Result(passed, "3 of 4", {"share": 0.75})
 
 
 def broken():
@@ -31,17 +31,17 @@ def die():
 
 
 def rows_of_all_kinds(device, budget):
-    yield Row("right", "4 of 4", found)
-    yield Row("wrong", "4 of 4", lambda: found(False))
+    yield Row("right", "4 of 4", right)
+    yield Row("wrong", "4 of 4", lambda: right(False))
     yield Row("broken", "4 of 4", broken)
     yield Row("absent", "4 of 4", absent)
     yield Row("late", "4 of 4", lambda: pytest.fail("it was started"), needs=1e9)
 
 
 def rows_that_die(device, budget):
-    yield Row("before", "4 of 4", found)
+    yield Row("before", "4 of 4", right)
     yield Row("dying", "4 of 4", die)
-    yield Row("after", "4 of 4", found)
+    yield Row("after", "4 of 4", right)
 
 
 def rows_that_cannot_be_made(device, budget):
@@ -50,7 +50,7 @@ def rows_that_cannot_be_made(device, budget):
 
 
 def rows_after(device, budget):
-    yield Row("still asked", "4 of 4", found)
+    yield Row("still asked", "4 of 4", right)
 
 
 def test_what_becomes_of_each_kind_of_row():
@@ -94,7 +94,7 @@ def test_wrong_requests_are_refused(tmp_path):
     with pytest.raises(ConfigError, match="--only must be one of parity"):
         examine(DoctorRequest(tmp_path / "new", only=["speeed"]), print)
     (tmp_path / "file").write_text("mine")
-    with pytest.raises(ConfigError, match="--out must be new or empty"):
+    with pytest.raises(ConfigError, match="--out must be a new or empty folder"):
         examine(DoctorRequest(tmp_path), print)
     if not torch.cuda.is_available():
         with pytest.raises(NotHereError, match="--gpu needs a CUDA device"):

@@ -8,6 +8,7 @@ import torch
 from diffrl.cli import main
 from diffrl.export.diffusers import export_run
 from diffrl.export.pictures import open_pipeline
+from diffrl.export.request import ModelOptions
 from diffrl.models.lora_file import SECOND_LORA
 from diffrl.models.tiny import build_pipeline, save_pipeline
 from tests.conftest import WORDS
@@ -52,7 +53,8 @@ def test_a_lora_moves_the_distilled_sibling_as_in_stock_diffusers(random_pipelin
     lora = exported(family, random_pipelines(family), tmp_path)
     turbo = distilled(family, tmp_path / "turbo", **SIBLINGS[family])
     plain, carried = (
-        open_pipeline(str(turbo), family, "float32", CPU, 32, 32, None, path)[0] for path in (None, str(lora))
+        open_pipeline(ModelOptions(model=str(turbo), family=family, height=32, width=32, lora=path), CPU)[0]
+        for path in (None, str(lora))
     )
     before, after = velocity(plain), velocity(carried)
     plain.pipeline.load_lora_weights(str(lora))
@@ -103,7 +105,9 @@ def test_a_run_has_its_own_weights(tmp_path, capsys):
 def test_each_of_two_networks_gets_its_own(wan22, tmp_path):  # noqa: F811
     run, _ = start(wan_settings(wan22, tmp_path, start=1, size=3))
     export_run(run, tmp_path / "out")
-    adapter, _ = open_pipeline(str(wan22), "wan", "float32", CPU, 32, 32, 9, str(tmp_path / "out"))
+    adapter, _ = open_pipeline(
+        ModelOptions(model=str(wan22), family="wan", height=32, width=32, frames=9, lora=str(tmp_path / "out")), CPU
+    )
     assert (tmp_path / "out" / SECOND_LORA).is_file()
     for network in adapter.trainable_modules().values():
         assert any(

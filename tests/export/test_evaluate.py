@@ -16,6 +16,7 @@ from diffrl.data.prompts import load_prompts
 from diffrl.distributed.ranks import Ranks
 from diffrl.export.measured import digest, interval
 from diffrl.export.pictures import open_pipeline
+from diffrl.export.request import ModelOptions
 from diffrl.export.variety import draw_several, variety
 from diffrl.models.encodings import PromptEncodings
 from diffrl.tracking.metrics import read_metrics
@@ -184,7 +185,7 @@ def test_variety_by_hand():
 
 def test_the_first_sample_of_a_prompt_is_the_evaluations(random_sd3):
     """So the distance to the base is of pictures that the means are of."""
-    adapter, _ = open_pipeline(str(random_sd3), None, "float32", torch.device("cpu"), None, None, None)
+    adapter, _ = open_pipeline(ModelOptions(model=str(random_sd3)), torch.device("cpu"))
     prompts = load_prompts("shapes:tune")[:3]
     settings = EvalSettings(rewards=({"name": "sharpness"},), samples=3, steps=3, batch=4)
     encode = PromptEncodings(adapter)(prompts)

@@ -10,6 +10,7 @@ from safetensors.torch import load_file, save_file
 
 from diffrl.export.diffusers import export_run
 from diffrl.export.pictures import open_pipeline
+from diffrl.export.request import ModelOptions
 from diffrl.run.checkpoints import load_aligned
 from diffrl.run.start_weights import restore_initial
 from tests.export.test_comfyui import ORIGINAL
@@ -132,8 +133,9 @@ DAILY = [("sd3", layout) for layout in LAYOUTS] + [("flux", "kohya"), ("wan", "k
 
 
 def opened(family, folder, path=None):
-    size = (32, 32, 5 if family == "wan" else None)
-    return open_pipeline(str(folder), family, "float32", CPU, *size, None if path is None else str(path))[0].transformer
+    lora, frames = None if path is None else str(path), 5 if family == "wan" else None
+    options = ModelOptions(model=str(folder), family=family, height=32, width=32, frames=frames, lora=lora)
+    return open_pipeline(options, CPU)[0].transformer
 
 
 def assert_changes(found, expected):
@@ -242,8 +244,9 @@ def test_both_networks_of_an_export_are_read_again(wan22, tmp_path, layout):  # 
     (tmp_path / "alone").mkdir()
     for one in (tmp_path / "out").glob(keep):
         one.rename(tmp_path / "alone" / one.name)
-    sizes = (32, 32, 9, str(tmp_path / "alone"))
-    networks = open_pipeline(str(wan22), "wan", "float32", CPU, *sizes)[0].trainable_modules()
+    sizes = {"height": 32, "width": 32, "frames": 9}
+    options = ModelOptions(model=str(wan22), family="wan", lora=str(tmp_path / "alone"), **sizes)
+    networks = open_pipeline(options, CPU)[0].trainable_modules()
     expected = load_aligned(run, CPU).adapter.trainable_modules()
     for name, network in networks.items():
         assert changes(network)

@@ -19,7 +19,7 @@ from diffrl.gallery.errors import GalleryError
 from diffrl.gallery.folders import FolderSource
 from diffrl.gallery.records import State
 from diffrl.gallery.scoring import score_folders
-from diffrl.gallery.thumbnails import blind_picture, shrink
+from diffrl.gallery.thumbnails import blind_image, shrink
 from reward_models import RewardError, ScorerSpec
 from reward_models.base import output_of_rows
 from reward_models.cli import main
@@ -149,9 +149,9 @@ def test_the_gallery_shows_each_image_or_says_why_not(folder):
             with whole or pytest.raises(GalleryError):
                 shrink(folder / name, 128, still=True)
             with whole or pytest.raises(GalleryError):
-                blind_picture(folder / name, folder / "plain.png")
+                blind_image(folder / name, folder / "plain.png")
         elif name in STILLS and name != "turned.webp":  # which browsers do not turn
-            data, kind = blind_picture(folder / name, folder / "plain.png")
+            data, kind = blind_image(folder / name, folder / "plain.png")
             assert kind == "image/png"
             for small in (data, shrink(folder / name, 128, still=False)):
                 shown, _ = as_media(Image.open(io.BytesIO(small)))
@@ -220,7 +220,7 @@ def test_whatever_a_decoder_raises_is_the_failure_of_that_file(stage, tmp_path, 
             with pytest.raises(GalleryError, match="bad.png"):
                 shrink(tmp_path / "bad.png", 128, still=False)
             with pytest.raises(GalleryError):
-                blind_picture(tmp_path / "bad.png", tmp_path / "a.png")
+                blind_image(tmp_path / "bad.png", tmp_path / "a.png")
 
 
 @pytest.mark.parametrize("reward", ["tests.files.test_readers:Edits", "tests.files.test_readers:Pairs"])

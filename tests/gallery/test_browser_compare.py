@@ -1,10 +1,9 @@
-"""What the browser does with rows of samples: keys, swipe, zoom, forms, films, a phone, a page from disk."""
+"""What the browser does with rows of samples: keys, zoom, forms, films, a phone, a page from disk."""
 
 from __future__ import annotations
 
 import itertools
 import math
-import re
 import sqlite3
 from urllib.parse import urlencode
 
@@ -30,21 +29,16 @@ def prompts(page):
     return [item.inner_text() for item in page.locator(".item:visible > .prompt").all()]
 
 
-def clip(page, row=0):
-    layer = page.locator(".item").nth(row).locator(".swipe .after")
-    return float(re.search(r"([\d.]+)%\)$|([\d.]+)px\)$", layer.evaluate("e => getComputedStyle(e).clipPath"))[1])
-
-
 def zoom(page):
     """Scale of every enlarged picture."""
     script = "e => e.map(one => new DOMMatrix(getComputedStyle(one).transform).a)"
-    return page.locator(".pane .picture").evaluate_all(script)
+    return page.locator(".pane .media").evaluate_all(script)
 
 
 def shift(page):
     """How far every enlarged picture was moved, in pixels."""
     script = "e => e.map(one => new DOMMatrix(getComputedStyle(one).transform)).map(m => [m.e, m.f])"
-    return page.locator(".pane .picture").evaluate_all(script)
+    return page.locator(".pane .media").evaluate_all(script)
 
 
 def settles(read, expected):
@@ -52,7 +46,7 @@ def settles(read, expected):
     until(lambda: read() == expected)
 
 
-def test_keys_lightbox_and_swipe(page, served, made):
+def test_keys_and_lightbox(page, served, made):
     page.goto(f"{served(made)}/compare")
     for key, place in (("j", 0), ("j", 1), ("ArrowDown", 2), ("k", 1), ("ArrowLeft", 0), ("k", 0)):
         page.keyboard.press(key)
@@ -95,23 +89,6 @@ def test_keys_lightbox_and_swipe(page, served, made):
     page.keyboard.press("Escape")
     settles(lambda: page.evaluate(CURRENT), 2)  # where one was reading
     assert not dialog.is_visible()
-    page.keyboard.press("s")
-    assert page.locator("#swipe").get_attribute("aria-pressed") == "true"
-    slider = page.locator(".item").nth(2).locator("input[type=range]")
-    assert PROMPTS[1] in slider.get_attribute("aria-label")
-    assert "evaluation 0" in slider.get_attribute("aria-label") and not first.locator(".cells").is_visible()
-    page.keyboard.press("Tab")
-    assert slider.evaluate("e => e === document.activeElement")
-    assert clip(page, 2) == 50
-    for _ in range(7):
-        page.keyboard.press("ArrowRight")
-    assert clip(page, 2) == 57 and clip(page, 1) == 50
-    box = page.locator(".item").nth(1).locator(".stack").bounding_box()
-    page.mouse.click(box["x"] + box["width"] * 0.25, box["y"] + 20)
-    settles(lambda: clip(page, 1), pytest.approx(25, abs=1))
-    page.keyboard.press("Escape")
-    page.locator("#swipe").click()
-    assert first.locator(".cells").is_visible() and page.locator(".swipe:visible").count() == 0
 
 
 def test_the_form_filters_sorts_and_changes_columns(page, served, made):
@@ -469,7 +446,6 @@ def test_a_page_with_some_of_the_rows_tells_the_counts_of_all(page, tmp_path, mo
 def test_rows_work_on_after_the_page_was_renewed(page, served, made):
     page.goto(f"{served(made)}/compare")
     page.keyboard.press("j")
-    page.keyboard.press("s")
     page.evaluate(
         """async () => {
           const text = await (await fetch(location.href)).text();
@@ -478,8 +454,6 @@ def test_rows_work_on_after_the_page_was_renewed(page, served, made):
           document.dispatchEvent(new CustomEvent("main-replaced", { detail: { main: fresh } }));
         }"""
     )
-    assert page.locator(".swipe:visible").count() == 6 and page.locator("#swipe[aria-pressed=true]").count() == 1
-    page.keyboard.press("s")
     page.keyboard.press("j")
     page.keyboard.press("j")
     assert page.evaluate(CURRENT) == 1

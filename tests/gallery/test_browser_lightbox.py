@@ -52,7 +52,7 @@ def compare(request, run, served):
 
 def files(page) -> list[str]:
     """Evaluation and name of the pictures that are enlarged."""
-    sources = page.locator(".pane .picture").evaluate_all("all => all.map((one) => one.src)")
+    sources = page.locator(".pane .media").evaluate_all("all => all.map((one) => one.src)")
     return [f"{int(match[1])}/{match[2]}" for one in sources if (match := re.search(r"eval-(\d+)/([\d-]+)\.webp", one))]
 
 
@@ -136,7 +136,7 @@ def test_swipe_flip_and_difference_show_what_the_pixels_say(page, compare, run):
     assert np.abs(centre(page) - before).max() <= 2
     page.keyboard.press(" ")
     assert np.abs(centre(page) - after).max() <= 2
-    assert "evaluation 4" in page.locator("[data-said]").text_content()
+    assert "evaluation 4" in page.locator("[data-message]").text_content()
     page.keyboard.press("d")
     for times in (1, 2, 4):
         expected = np.minimum(255, np.abs(before - after) * times)

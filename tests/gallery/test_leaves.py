@@ -43,10 +43,10 @@ def test_samples_without_a_picture_have_that_of_their_leaf(grown, client_of):
         node = leaves[root, tuple(map(int, path.split(".")))]
         if group == 3:
             assert (sample.leaf.tree, sample.leaf.node, sample.total) == ("000020-3", node.id, node.leaf.total)
-            assert sample.file == f"trees/000020-3/{node.picture}" and brief.pictured
+            assert sample.file == f"trees/000020-3/{node.picture}" and brief.has_image
             assert client_of(run).get(f"/media/made/{sample.file}").status_code == 200
         else:
-            assert sample.leaf is sample.file is None and not brief.pictured
+            assert sample.leaf is sample.file is None and not brief.has_image
     text = client_of(run).get("/samples?run=made&state=train-20").text
     links = re.findall(r'href="/tree\?run=made&amp;tree=000020-3#node-(\d+)">why<', text)
     assert sorted(map(int, links)) == sorted(node.id for node in leaves.values())

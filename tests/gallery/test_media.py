@@ -16,7 +16,7 @@ from PIL import Image, ImageFile
 
 from diffrl.gallery import thumbnails
 from diffrl.gallery.errors import GalleryError
-from diffrl.gallery.thumbnails import Thumbnails, blind_picture
+from diffrl.gallery.thumbnails import Thumbnails, blind_image
 from tests.gallery.made import make_run
 from tests.patience import LONG
 
@@ -149,7 +149,7 @@ def test_a_bomb_is_a_sign(client_of, run, monkeypatch):
         assert answer.status_code == 413 and answer.headers["content-type"] == "image/svg+xml"
         assert "too large" in answer.text
     with pytest.raises(GalleryError):
-        blind_picture(run / "samples" / "bomb.png", run / PICTURE)
+        blind_image(run / "samples" / "bomb.png", run / PICTURE)
     (run / "samples" / "bomb.png").write_bytes(bomb(7072))
     assert "7,072 x 7,072 pixels" in client.get("/media/made/samples/bomb.png?size=128").text
 
@@ -253,7 +253,7 @@ def test_the_browser_shows_the_new_picture_and_turns_as_the_thumbnails_do(served
             assert (sizes[0][0] > sizes[0][1]) == (sizes[2][0] > sizes[2][1]), (name, suffix, sizes)
             upright = (name, suffix) in (("turned", "jpg"), ("turned", "png"))
             assert (sizes[0][0] < sizes[0][1]) == upright
-            shown, kind = blind_picture(folder / f"{name}.{suffix}", folder / f"{name}.{suffix}")
+            shown, kind = blind_image(folder / f"{name}.{suffix}", folder / f"{name}.{suffix}")
             assert list(Image.open(io.BytesIO(shown)).size) == sizes[0] and kind == "image/png"
     assert "samples" in show(page, f"{address}/samples")
     for suffix in suffixes.values():

@@ -9,7 +9,7 @@ import pytest
 
 from diffrl.gallery.trees.facts import step_facts
 from diffrl.gallery.trees.glossary import glossary
-from diffrl.gallery.trees.rule import place, rules
+from diffrl.gallery.trees.rule import rules, which_prompt
 from diffrl.gallery.trees.view import tree_view
 from diffrl.trees.record import TreeNode
 from tests.gallery import made_trees
@@ -123,8 +123,8 @@ def test_every_key_of_the_rule_is_glossed_and_unknown_ones_are_shown():
 
 def test_a_prompt_is_one_of_those_of_its_iteration(client_of, made):
     tree = made_trees.forest(rule=NEW)
-    assert place(tree) == "prompt 4 of 8" and place(made_trees.forest()) == "group 3"
-    assert place(replace(tree, group=8)) == "group 8"
+    assert which_prompt(tree) == "prompt 4 of 8" and which_prompt(made_trees.forest()) == "group 3"
+    assert which_prompt(replace(tree, group=8)) == "group 8"
     made_trees.write(made, tree)
     client = client_of(made)
     page = client.get("/tree?tree=000020-3").text

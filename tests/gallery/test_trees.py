@@ -17,9 +17,8 @@ from diffrl.gallery.report import STATIC
 from diffrl.gallery.site import Site
 from diffrl.gallery.sources import find_sources
 from diffrl.gallery.trees.facts import tables
-from diffrl.gallery.trees.figure import line_class, tree_figure
+from diffrl.gallery.trees.figure import tree_figure
 from diffrl.gallery.trees.view import tree_view
-from diffrl.trees.read import read_tree
 from diffrl.trees.record import TreeLeaf
 from tests.gallery import made_trees
 
@@ -46,12 +45,6 @@ def items(text: str) -> dict[int, dict[str, str | None]]:
     return {
         int(found["data-node"] or ""): found for _, found in Elements(text).found if found.get("role") == "treeitem"
     }
-
-
-def test_written_trees_are_read_as_they_were(tmp_path):
-    tree = made_trees.forest()
-    made_trees.write(tmp_path, tree)
-    assert read_tree(tmp_path, 20, 3) == tree
 
 
 def test_the_list_shows_every_tree(client_of, made):
@@ -162,14 +155,6 @@ def test_words_are_explained_where_they_are_used(client_of, made):
     steps = ["value", "advantage", "turning point ◆", contrast, "per dimension"]
     assert words("000020-3") == [*both, *steps]
     assert words("000021-3") == ["proxy reward", "NVFP4 (emulated)", "audit", *both, "advantage", contrast]
-
-
-@pytest.mark.parametrize(
-    ("advantage", "expected"),
-    [(1.0, "up3"), (0.99, "up2"), (-0.5, "down2"), (0.1, "up1"), (-0.09, "flat"), (0.0, "flat"), (None, "none")],
-)
-def test_the_class_of_a_line(advantage, expected):
-    assert line_class(advantage) == expected
 
 
 def test_pools_show_both_pictures_and_why(client_of, made):

@@ -22,7 +22,7 @@ from diffrl.models.loading import (
     shipped_settings,
 )
 from diffrl.models.placement import Placement
-from tests.training.harness import make_trainer, settings
+from tests.training.harness import make_trainer, settings, start
 
 CPU = torch.device("cpu")
 
@@ -327,7 +327,7 @@ def test_a_flux_without_guidance_embedding_is_distilled(random_pipelines, tmp_pa
 def test_training_a_distilled_checkpoint_is_refused_and_nothing_is_written(random_sd3, tmp_path):
     folder = shutil.copytree(random_sd3, tmp_path / "my-turbo")
     with pytest.raises(ConfigError, match="not distilled to few steps"):
-        make_trainer(settings(folder, tmp_path / "runs"))
+        start(settings(folder, tmp_path / "runs"))
     assert not (tmp_path / "runs").exists()
 
 

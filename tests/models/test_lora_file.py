@@ -13,6 +13,7 @@ from safetensors.torch import save_file
 from diffrl.config.load import make_config
 from diffrl.errors import ConfigError
 from diffrl.export.pictures import open_pipeline
+from diffrl.export.request import ModelOptions
 from diffrl.models.architecture import component_shapes
 from diffrl.models.families import FAMILIES
 from diffrl.models.lora_file import check_lora, lora_files, read_lora
@@ -57,8 +58,8 @@ def places(random_sd3, tmp_path):
 
         def generate(self, path, lines=None):
             tell = (lines if lines is not None else []).append
-            sizes = (None, None, None)
-            return open_pipeline(str(random_sd3), "sd3", "float32", CPU, *sizes, str(path), tell)[0].transformer
+            options = ModelOptions(model=str(random_sd3), family="sd3", lora=str(path))
+            return open_pipeline(options, CPU, tell)[0].transformer
 
         def check(self, path):
             return check_config(make_config(self.data(path)), ask_rewards=False)

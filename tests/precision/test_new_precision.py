@@ -93,6 +93,7 @@ for command in (["check", path], ["train", path]):
 """
 
 
+@pytest.mark.long
 def test_one_file_and_one_line(run_settings, tmp_path):
     run_settings["run"] |= {"iterations": 1, "eval_every": None}
     run_settings["model"]["device"] = "cpu"

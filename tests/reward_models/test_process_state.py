@@ -52,7 +52,7 @@ PUT_BACK = {
     "handler of signals": lambda: signal.signal(signal.SIGINT, signal.SIG_IGN),
     "sys.stdout": lambda: setattr(sys, "stdout", None),
     "torch's global random": lambda: torch.manual_seed(3),
-    "numpy's global random": lambda: np.random.seed(3),
+    "numpy's global random": lambda: np.random.random(),
     "Python's global random": lambda: random.random(),
     "recursion limit": lambda: sys.setrecursionlimit(sys.getrecursionlimit() + 7),
     "limit of sockets": lambda: socket.setdefaulttimeout(3.0),

@@ -19,7 +19,7 @@ from diffrl.run.directory import _read_environment, read_summary
 from diffrl.run.resume import newest_known
 from diffrl.studies.compare.archive import unpack
 from diffrl.studies.compare.reported import read_rows as read_evaluations
-from diffrl.studies.compare.shapes import read_shaped
+from diffrl.studies.compare.stored import Summary, read_stored
 from diffrl.tracking.metrics import MetricsLog, parse_row, read_metrics
 from diffrl.trees.read import read_tree
 
@@ -33,7 +33,7 @@ REFUSED = {
     "log.txt in the gallery": ("log.txt", lambda run: log_messages(RunSource("r", run))),
     "votes.jsonl": ("votes.jsonl", lambda run: read_votes(run / "votes.jsonl")),
     "evaluations.jsonl": ("evaluations.jsonl", lambda run: read_evaluations(run / "evaluations.jsonl")),
-    "study.json": ("study.json", lambda run: read_shaped(run / "study.json", dict)),
+    "study.json": ("study.json", lambda run: read_stored(run / "study.json", Summary)),
     "archive": ("archive.jsonl", lambda run: unpack(run / "archive.jsonl", run / "new")),
     "tree": (TREE, lambda run: read_tree(run, 1, 0)),
     "manifest": ("manifest.json", load_checkpoint),

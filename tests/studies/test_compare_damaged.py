@@ -74,8 +74,8 @@ def test_a_damaged_archive_is_refused_and_leaves_nothing(compared, tmp_path):  #
         target = tmp_path / f"again-{count}"
         try:
             unpack(tmp_path / "hurt.jsonl", target)
-        except DiffrlError:
-            assert not target.exists()
+        except DiffrlError as error:
+            assert not target.exists() and "hurt.jsonl" in str(error)
 
 
 def test_a_comparison_goes_on_beside_a_damaged_run(compared, trained, capsys):  # noqa: F811

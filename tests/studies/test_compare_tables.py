@@ -9,11 +9,10 @@ import pytest
 from PIL import Image
 from rich.console import Console
 
-from diffrl.cli import main
 from diffrl.cost.prices import parse_prices
+from diffrl.display import COLORS
 from diffrl.errors import ConfigError, DiffrlError
 from diffrl.studies.compare import collect, write_report
-from diffrl.studies.compare.figures import COLORS
 from diffrl.studies.compare.tables import markdown, print_report, table_rows
 
 METRIC = "shapes_strict"
@@ -36,6 +35,8 @@ def fake_comparison(out, arms, seeds):
     """`arms` maps labels to curves, one a seed; None is a run that has not finished."""
     entries = [
         {"label": label, "folder": label, "config": {"eval": {"rewards": [{"name": METRIC}, {"name": "shapes"}]}}}
+        | {"path": "a.yaml", "overrides": [], "iteration_cost": 100.0, "iteration_seconds": None}
+        | {"iterations": 40, "eval_every": 20}
         for label in arms
     ]
     out.mkdir(exist_ok=True)
@@ -196,18 +197,6 @@ def test_figure_holds_twelve_configurations(tmp_path):
     write_report(collect(tmp_path), tmp_path, 0.6)
     colors = {color for _, color in Image.open(tmp_path / "figure.png").convert("RGB").getcolors(2**24)}
     assert {tuple(bytes.fromhex(color[1:])) for color in COLORS} <= colors
-
-
-def test_report_only_reads_what_is_there(comparison, capsys):
-    with pytest.raises(SystemExit) as stop:
-        main(["compare", "--report-only", "--out", str(comparison), "--target", "0.7"])
-    assert not stop.value.code and (comparison / "figure.png").is_file()
-    shown = capsys.readouterr().out
-    assert (
-        "steep" in shown
-        and "seconds to 0.7" in shown
-        and "flat: 1 of 3 runs not finished and left out (seed 2)." in shown
-    )
 
 
 def test_console_shows_every_column_in_eighty_characters(comparison):

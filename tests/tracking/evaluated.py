@@ -1,8 +1,8 @@
 """Held-out evaluations of random images through a run's own code, at sizes where small copies are not exact."""
 
 import torch
-from accelerate import Accelerator
 
+from diffrl.distributed.ranks import Ranks
 from diffrl.run.held_out import pictured, totals_at_first
 from diffrl.tracking.store import SampleStore, StoredSample
 
@@ -21,4 +21,4 @@ def evaluate(run, iteration, totals, size=128):
     own = [StoredSample("eval", iteration, g, 0, 7, f"prompt {g}", total=total) for g, total in enumerate(totals)]
     with SampleStore(run) as store:
         before = totals_at_first(store, iteration)
-        store.write(pictured(Accelerator(cpu=True), own, images, SPREAD, before, 8.0))
+        store.write(pictured(Ranks(), own, images, SPREAD, before, 8.0))

@@ -46,8 +46,8 @@ def updates_of(trainer, monkeypatch):
     round_by_size(trainer.session.adapter, monkeypatch)
     seen, accumulate = [], update.accumulate_gradient
 
-    def recorded(*arguments):
-        seen.append(accumulate(*arguments))
+    def recorded(**arguments):
+        seen.append(accumulate(**arguments))
         return seen[-1]
 
     monkeypatch.setattr(update, "accumulate_gradient", recorded)

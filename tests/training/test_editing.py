@@ -153,6 +153,7 @@ def test_a_run_without_images_does_not_start(data):
         make_trainer(data)
 
 
+@pytest.mark.long
 def test_the_plan_counts_the_sources_tokens_and_the_second_call():
     """At 512 x 512: 1,024 tokens of the image that is drawn, as many of the source, 512 of words."""
     given = {
@@ -170,7 +171,8 @@ def test_the_plan_counts_the_sources_tokens_and_the_second_call():
         make_plan(make_config(given | {"model": {**model, "lora": {"rank": 8}}}))
         for model in (plain, kontext, {**kontext, "true_cfg_scale": 2.0})
     )
-    assert two.memory.passing["rollout"] / one.memory.passing["rollout"] == pytest.approx((2048 + 512) / (1024 + 512))
+    tokens = (2048 + 512) / (1024 + 512)  # nearly all that passes grows with them
+    assert two.memory.passing["rollout"] / one.memory.passing["rollout"] == pytest.approx(tokens, rel=2e-3)
     kept = [plan.memory.kept["prompt encodings"] for plan in (one, two)]
     assert kept[1] - kept[0] == kept[0] / (512 * 4096 + 768) * 1024 * 64
     assert two.network_evaluations == one.network_evaluations

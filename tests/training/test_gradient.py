@@ -63,9 +63,9 @@ def test_the_whole_updates_gradient_equals_a_naive_one(
     session, network = trainer.session, trainer.session.policy.inner
     seen, accumulate = [], update.accumulate_gradient
 
-    def recorded(ranks, policy, shares, *rest):
+    def recorded(*, policy, shares, **rest):
         now = copy.deepcopy(network)
-        found = accumulate(ranks, policy, shares, *rest)
+        found = accumulate(policy=policy, shares=shares, **rest)
         ((_, examples, index),) = shares
         seen.append(
             (now, examples.take(index).edges, {name: p.grad.clone() for name, p in policy.parameters.items()}, found)

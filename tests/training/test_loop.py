@@ -245,9 +245,9 @@ def test_the_average_is_evaluated_and_the_weights_come_back(random_sd3, tmp_path
         live.append(flat(weights_of(trainer)))
         average = 0.6 * average + 0.4 * live[-1]
 
-    def evaluated_with(*args):
+    def evaluated_with(**settings):
         evaluated.append(flat(weights_of(trainer)))
-        return evaluate(*args)
+        return evaluate(**settings)
 
     trainer.session.optimizer.step = stepped
     monkeypatch.setattr(loop, "evaluate", evaluated_with)

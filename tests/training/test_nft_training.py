@@ -68,9 +68,9 @@ def test_the_gradient_of_both_losses_is_the_sum(random_sd3, tmp_path, monkeypatc
     )  # fmt: skip
     seen = []
 
-    def recorded(ranks, policy, shares, *rest):
+    def recorded(*, policy, shares, **rest):
         def gradient(parts):
-            found = accumulate_gradient(ranks, policy, parts, *rest)
+            found = accumulate_gradient(policy=policy, shares=parts, **rest)
             return found, flat({n: p.grad.clone() for n, p in policy.parameters.items() if p.grad is not None})
 
         alone = [gradient([(LossTerm(part.objective), *share)]) for part, *share in shares]

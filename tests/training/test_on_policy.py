@@ -153,7 +153,7 @@ def noise_scaled_in_the_rollout_only(trainer, monkeypatch):
 def guidance_in_the_update_only(trainer, monkeypatch):
     """The update conditions the network differently."""
     original = denoising.batched_velocity
-    monkeypatch.setattr(denoising, "batched_velocity", lambda *a: original(*a[:5], 2.0, a[6]))
+    monkeypatch.setattr(denoising, "batched_velocity", lambda **call: original(**{**call, "guidance_scale": 2.0}))
 
 
 @pytest.mark.parametrize(

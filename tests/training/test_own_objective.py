@@ -9,6 +9,7 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
 import yaml
 
 from tests.training.harness import settings
@@ -89,6 +90,7 @@ assert tree.record.rule["objective"] == "imitation" and tree.record.rule["sample
 """
 
 
+@pytest.mark.long
 def test_an_objective_is_a_file_and_a_line(random_sd3, tmp_path):
     """In a process of its own: the registry is read with the configuration."""
     (tmp_path / "imitation.py").write_text(FILE)

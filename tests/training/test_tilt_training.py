@@ -43,8 +43,8 @@ def test_the_gradient_is_that_of_a_regression_at_the_splits(random_sd3, tmp_path
     original, assign = update.accumulate_gradient, trainer.crediting.assign
     monkeypatch.setattr(trainer.crediting, "assign", lambda d, c: seen.setdefault("credit", (assign(d, c), d, c))[0])
 
-    def recorded(ranks, policy, *rest):
-        found = original(ranks, policy, *rest)
+    def recorded(*, policy, **rest):
+        found = original(policy=policy, **rest)
         seen["gradient"] = {name: p.grad.clone() for name, p in policy.parameters.items() if p.grad is not None}
         seen["evaluated"] = found.evaluated
         return found

@@ -27,7 +27,7 @@ from diffrl.rollout.observers import EdgeRecorder
 from diffrl.rollout.tree import plan_forest
 from diffrl.training.loop import Trainer
 from diffrl.trees.illustrations import illustration, most, pace
-from diffrl.trees.pictures import decode_whole
+from diffrl.trees.images import decode_whole
 from diffrl.trees.read import list_trees, read_tree
 from diffrl.trees.tracing import Tracer
 from reward_models.media import read_media
@@ -373,7 +373,7 @@ def test_what_trained_is_what_the_losses_were_given(random_sd3, tmp_path, monkey
     edges, accumulate = {}, update.accumulate_gradient
     samples = []
 
-    def spied(ranks, policy, shares, *rest):
+    def spied(*, shares, **rest):
         for part, examples, index in shares:
             taken = examples.take(index[examples.active[index]])
             pulled = part.objective.needs_reference
@@ -383,7 +383,7 @@ def test_what_trained_is_what_the_losses_were_given(random_sd3, tmp_path, monkey
             else:
                 level = taken.sigma.reshape(-1, 1, 1, 1)
                 samples.extend(taken.clean if hasattr(taken, "clean") else taken.latents - level * taken.target)
-        return accumulate(ranks, policy, shares, *rest)
+        return accumulate(shares=shares, **rest)
 
     monkeypatch.setattr(update, "accumulate_gradient", spied)
     trees, done, _ = observed(run)
@@ -537,8 +537,8 @@ def test_first_pictures_are_copies_of_no_more_than_was_asked_for():
 
 def test_trees_are_written_one_by_one(random_sd3, tmp_path, monkeypatch):
     """The second tree's pictures are decoded when the first lies on the disk."""
-    order, decoded, written = [], keeping.with_pictures, journal.write_tree
-    monkeypatch.setattr(keeping, "with_pictures", lambda *args: order.append("pictures") or decoded(*args))
+    order, decoded, written = [], keeping.with_images, journal.write_tree
+    monkeypatch.setattr(keeping, "with_images", lambda **call: order.append("pictures") or decoded(**call))
     monkeypatch.setattr(journal, "write_tree", lambda *args: order.append("written") or written(*args))
     kept(make_run(forest_run(random_sd3, tmp_path))[1])
     assert order == ["pictures", "written"] * 2
@@ -710,7 +710,7 @@ def test_a_large_step_makes_good_edges_likelier_and_bad_ones_less(random_sd3, tm
 def test_a_step_of_nothing_leaves_densities_alone(random_sd3, tmp_path, monkeypatch):
     data = forest_run(random_sd3, tmp_path)
     trainer, run = make_run(data)
-    monkeypatch.setattr(trainer, "learning_rate", lambda: 1e-30)
+    monkeypatch.setattr(trainer.updater, "learning_rate", lambda: 1e-30)
     edges_of = EdgeRecorder.edges
 
     def drawn_in_other_batches(recorder):

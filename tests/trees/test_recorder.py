@@ -106,9 +106,9 @@ def test_a_forests_gradient_is_that_of_one_forward_an_edge(random_sd3, tmp_path,
     trainer = make_trainer(data)
     network, seen, accumulate = trainer.session.policy.inner, [], update.accumulate_gradient
 
-    def recorded(ranks, policy, shares, *rest):
+    def recorded(*, policy, shares, **rest):
         now, ((_, examples, index),) = copy.deepcopy(network), shares
-        found = accumulate(ranks, policy, shares, *rest)
+        found = accumulate(policy=policy, shares=shares, **rest)
         seen.append((now, examples.take(index).edges, {n: p.grad.clone() for n, p in policy.parameters.items()}, found))
         return found
 

@@ -8,7 +8,7 @@ import pytest
 import torch
 
 import diffrl.training.update as update
-import diffrl.trees.pictures as tree_pictures
+import diffrl.trees.images as tree_images
 from diffrl.models.images import BrokenPictureError
 from diffrl.trees.record import EFFECT_IMAGES
 from tests.tiers import daily
@@ -137,11 +137,11 @@ def test_what_trained_is_what_the_loss_was_given(random_sd3, tmp_path, monkeypat
     trainer, run = make_run(tilted(random_sd3, tmp_path, WIDE, objective=TILT | {"kl": kl}, rewards=reward))
     given, accumulate = {}, update.accumulate_gradient
 
-    def spied(ranks, policy, shares, *rest):
+    def spied(*, shares, **rest):
         ((_, examples, index),) = shares
         taken = examples.take(index[examples.active[index]])
         given.update(zip(taken.node.tolist(), map(rms, taken.direction), strict=True))
-        return accumulate(ranks, policy, shares, *rest)
+        return accumulate(shares=shares, **rest)
 
     monkeypatch.setattr(update, "accumulate_gradient", spied)
     trees, done, _ = observed(run)
@@ -173,7 +173,7 @@ def test_objectives_without_splits_say_nothing_of_them(random_sd3, tmp_path):
 
 def test_an_aim_that_cannot_be_decoded_is_left_out(random_sd3, tmp_path, monkeypatch):
     """A direction leads where no picture was: the decoder may break there, and the run goes on."""
-    decode_whole, (trainer, run) = tree_pictures.decode_whole, make_run(tilted(random_sd3, tmp_path, THREE))
+    decode_whole, (trainer, run) = tree_images.decode_whole, make_run(tilted(random_sd3, tmp_path, THREE))
 
     class Broken:
         def decode(self, latents):
@@ -181,7 +181,7 @@ def test_an_aim_that_cannot_be_decoded_is_left_out(random_sd3, tmp_path, monkeyp
                 raise BrokenPictureError([1], 3)
             return trainer.session.adapter.decode(latents)
 
-    monkeypatch.setattr(tree_pictures, "decode_whole", lambda adapter, *rest: decode_whole(Broken(), *rest))
+    monkeypatch.setattr(tree_images, "decode_whole", lambda adapter, *rest: decode_whole(Broken(), *rest))
     trees = kept(run)
     pushed = [
         node.update_effect for tree in trees for node in tree.nodes if node.update_effect and node.update_effect.trained

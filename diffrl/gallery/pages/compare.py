@@ -22,13 +22,13 @@ from diffrl.gallery.compare import (
     Matched,
     Row,
     arrange,
+    filter_by_images,
     filter_by_judgement,
     filter_by_prompt,
     filter_by_range,
     filter_by_scores,
     likeness,
     match,
-    pictured,
     summarise,
 )
 from diffrl.gallery.errors import GalleryError
@@ -137,7 +137,7 @@ def scatters(columns: Sequence[Column], asked: Wanted, pair: Versus, shown: Join
     for name in [asked.reward, *others]:
         if name is not None:
             matched, briefs = shown if name == asked.reward else joined(columns, name)
-            kept = {row.order for row in pictured(matched.rows, briefs, (pair.of, pair.against))}
+            kept = {row.order for row in filter_by_images(matched.rows, briefs, (pair.of, pair.against))}
             drawings.append(scatter(name, paired(matched, pair), kept, name in asked.lower))
     return [drawing for drawing in drawings if drawing is not None]
 

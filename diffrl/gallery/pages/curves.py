@@ -46,7 +46,7 @@ def curves(site: Site, query: Query) -> Answer:
             axes={name: words for name, (_, words) in AXES.items()},
             problems=[(track.title, track.problem) for track in tracks if track.problem],
             changes=[(run.title, words) for run in runs for words in mixed(run)],
-            lead=lead(panels, lines),
+            headline=headline(panels, lines),
             sections=_sections(site, panels, lines, keys, x),
             data=page_data(panels, lines, tracks, x),
             all_csv=site.links.page("curves.csv", run=keys),
@@ -55,8 +55,8 @@ def curves(site: Site, query: Query) -> Answer:
     )
 
 
-def lead(panels: Sequence[Panel], lines: Mapping[str, Sequence[Line]]) -> str:
-    """Of the first panel its lines' first and last values; of more than `NAMED` those that end lowest and highest."""
+def headline(panels: Sequence[Panel], lines: Mapping[str, Sequence[Line]]) -> str:
+    """Return the first panel's first and last values; of more than `NAMED` lines those that end lowest and highest."""
     if not panels or not lines[panels[0].id]:
         return "Curves"
     panel = panels[0]
@@ -99,7 +99,7 @@ def explained(panels: Sequence[Panel], lines: Mapping[str, Sequence[Line]]) -> l
 
 
 def curves_svg(site: Site, query: Query) -> Answer:
-    """One panel, or all that are not folded away, as an SVG document; drawn once for what the runs have written."""
+    """Return one panel, or all that are not folded away, as SVG; made once for what the runs have written."""
     runs, x, panel = _runs(site, query), query.choice("x", AXES, "iteration"), query.text("panel")
     svg = site.drawings.get(("svg", x, panel, *_written(runs)), lambda: _drawn(site, runs, x, query))
     return Answer(svg or "", "image/svg+xml", filename=_filename(runs, panel, "svg"))
@@ -127,7 +127,7 @@ def curves_csv(site: Site, query: Query) -> Answer:
 def _listed(runs: Sequence[RunSource], query: Query) -> str:
     tracks = [track_of(run) for run in runs]
     panel = _panel(query, tracks)
-    columns = None if panel is None else [*panel.columns, *([panel.band] if panel.band else [])]
+    columns = panel and [column for column in (*panel.columns, panel.band) if column]
     rows = [(run.key, [] if track.problem else run.metrics()) for run, track in zip(runs, tracks, strict=True)]
     return csv_of(rows, columns)
 
@@ -149,7 +149,7 @@ def _runs(site: Site, query: Query) -> list[RunSource]:
 
 
 def _panel(query: Query, tracks: Sequence[Track]) -> Panel | None:
-    """The panel that was asked for, whether each metric has an axis of its own here or shares one; None if none was."""
+    """Return the panel that was asked for, its metrics on one axis or on several; None if none was."""
     wanted = query.text("panel")
     if not wanted:
         return None

@@ -90,16 +90,16 @@ def followed(site: Site, run: RunSource, block: int, key: str) -> dict[str, Any]
 
 
 def seen(site: Site, run: RunSource, sample: Sample, names: Sequence[str]) -> dict[str, Any]:
-    """A sample at one evaluation: its image if it was kept, what it scored by `names`, and what scorers say of it."""
-    told_of: dict[str, Any] = {"values": [finite(sample.value(name)) for name in names]}
+    """Return a sample at one evaluation: its image if kept, its scores by `names`, and what scorers say of it."""
+    entry: dict[str, Any] = {"values": [finite(sample.value(name)) for name in names]}
     if sample.reason:
-        told_of["reason"] = sample.reason
+        entry["reason"] = sample.reason
     if sample.error:
-        told_of["error"] = sample.error[:400]
+        entry["error"] = sample.error[:400]
     if sample.file:
-        told_of["src"] = site.links.media(run.key, sample.file)
+        entry["src"] = site.links.media(run.key, sample.file)
         if is_video(sample.file):
-            told_of["video"] = True
+            entry["video"] = True
         elif moves(run, sample.file):
-            told_of["still"] = site.links.media(run.key, sample.file, size=512, still=True)
-    return told_of
+            entry["still"] = site.links.media(run.key, sample.file, size=512, still=True)
+    return entry

@@ -19,8 +19,7 @@ from diffrl.errors import DiffrlError
 from diffrl.gallery.answers import note
 from diffrl.gallery.errors import GalleryError
 from diffrl.gallery.forms import form_of
-from diffrl.gallery.query import Query
-from diffrl.gallery.records import Answer, Source
+from diffrl.gallery.records import Source
 from diffrl.gallery.site import Site
 
 Make = Callable[[Sequence[Source], Path, Callable[[int, int], None]], list[str]]
@@ -90,13 +89,8 @@ class Exports:
             self.far = Far(problem=f"The export failed: {type(error).__name__}. The terminal has its traceback.")
 
 
-def export(site: Site, query: Query) -> Answer:
-    """Only the running server exports (`add_routes`)."""
-    raise GalleryError("An export needs the running gallery. This one was exported. Start it: diffrl gallery RUN.", 404)
-
-
 def add_routes(app: FastAPI, site: Site) -> None:
-    """The page that asks for an export and tells how far it is, and the file."""
+    """Add the page that asks for an export and shows how far it is, and the file."""
 
     def make(sources: Sequence[Source], folder: Path, far: Callable[[int, int], None]) -> list[str]:
         from diffrl.gallery.export import export_site  # numpy comes with it: only whoever exports waits for that

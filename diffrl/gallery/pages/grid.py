@@ -50,7 +50,7 @@ def grid(site: Site, query: Query) -> Answer:
     names = reward_names(columns)
     reward = default_reward(columns, names)
     lines = [
-        Line(column.source, [found(column.source, iteration, key) for iteration in iterations])
+        Line(column.source, [sample_at(column.source, iteration, key) for iteration in iterations])
         for column, key in zip(columns, wanted, strict=True)
         if isinstance(column.source, RunSource)
     ]
@@ -98,12 +98,12 @@ def _rows(columns: Sequence[Column]) -> tuple[list[Row], list[Mapping[int, Key]]
 
 
 def across(states: Sequence[Sequence[State]]) -> list[int]:
-    """The iterations of any run's evaluations, ascending; of many about `ACROSS`, the first and the last among them."""
+    """Return the iterations of any run's evaluations, ascending; of many about `ACROSS`, the ends among them."""
     every = sorted({state.iteration for run in states for state in run if state.stage == "eval"})
     return [state.iteration for state in thinned([State("eval", n) for n in every], most=ACROSS)]
 
 
-def found(run: RunSource, iteration: int, key: Key | None) -> Sample | None:
+def sample_at(run: RunSource, iteration: int, key: Key | None) -> Sample | None:
     """Return a run's sample at an evaluation, by its prompt and noise."""
     state = State("eval", iteration)
     ids = [brief.id for brief in run.briefs(state, None) if brief.key == key] if key else []

@@ -56,7 +56,7 @@ def home(site: Site, query: Query) -> Answer:
 
 
 def headline(cards: Sequence[Card]) -> str:
-    """Which run's last evaluation has the best first held-out reward, where all are measured alike; "" otherwise."""
+    """Return which run's last evaluation is best by the first held-out reward, where all are measured alike."""
     runs = [card for card in cards if card.course and card.course.headline and isinstance(card.source, RunSource)]
     firsts = [card.course.headline[0] for card in runs if card.course]
     known = [one.after for one in firsts if one.after is not None]

@@ -49,7 +49,7 @@ def _entry(source: Source) -> dict[str, Any]:
 
 @lru_cache(maxsize=256)
 def _progress(source: RunSource, version: str) -> Progress | None:
-    """How far a run is, read again when its version changes; None if it cannot be read, which its own page explains."""
+    """Return how far a run is, read again when its version changes; None if it cannot be read."""
     try:
         return progress(source)
     except GalleryError:

@@ -5,10 +5,9 @@ from __future__ import annotations
 from diffrl.gallery.asked import orders, paged, wanted
 from diffrl.gallery.columns import evaluations_left_out, exported_states, label, main_states, named, options
 from diffrl.gallery.compare import arrange, filter_by_prompt, filter_by_range, match
-from diffrl.gallery.errors import GalleryError
 from diffrl.gallery.pages.compare import of_folders
 from diffrl.gallery.query import Query
-from diffrl.gallery.records import Answer, Source, State
+from diffrl.gallery.records import Answer, State
 from diffrl.gallery.rows import views
 from diffrl.gallery.runs import RunSource
 from diffrl.gallery.site import Site
@@ -18,18 +17,18 @@ PAGE = 60
 
 def samples(site: Site, query: Query) -> Answer:
     """Return the page."""
-    source = site.source(query.text("run")) if query.text("run") or len(site.sources) != 1 else site.sources[0]
+    source = site.source(query.text("run"))
     run = source if isinstance(source, RunSource) else None
     states = source.states()
     if not states:
         return Answer(site.render("samples.html", source=source, run=run, views=[], state=None))
-    state = _state(source, states, query.text("state"))
+    last, key = main_states(states)[-1], query.text("state")
+    state = site.state(f"{source.key}@{key}")[1] if key else last
     columns = named([(source, state)])
     asked = wanted(query, columns, list(orders(False, "any")))
     matched = match([source.briefs(state, asked.reward)], [columns[0].stream]).rows
     rows = arrange(filter_by_range(filter_by_prompt(matched, asked.prompt), asked.low, asked.high), asked.sort)
     shown, number, pages = paged(query, rows, PAGE, site.links.exported)
-    last = main_states(states)[-1]
 
     def address(of: State) -> str:
         return site.links.page("samples", run=source.key, state=None if of == last else of.key)
@@ -61,13 +60,3 @@ def samples(site: Site, query: Query) -> Answer:
         "left_out": evaluations_left_out(site, [source]) if site.links.exported else 0,
     }
     return Answer(site.render("samples.html", **values), status=asked.status)
-
-
-def _state(source: Source, states: list[State], key: str) -> State:
-    """Return the state that was asked for; the last evaluation without."""
-    known = {state.key: state for state in states}
-    if not key:
-        return main_states(states)[-1]
-    if key not in known:
-        raise GalleryError(f"{source.title} has no samples of {key[:100]!r}. Choose another of its evaluations.", 404)
-    return known[key]

@@ -7,6 +7,7 @@ from typing import Any
 
 from diffrl.errors import DiffrlError
 from diffrl.gallery.errors import GalleryError
+from diffrl.gallery.numbers import counted
 from diffrl.gallery.query import Query
 from diffrl.gallery.records import Answer
 from diffrl.gallery.runs import RunSource
@@ -15,8 +16,8 @@ from diffrl.gallery.thumbnails import moves
 from diffrl.gallery.trees.facts import tables
 from diffrl.gallery.trees.figure import panel, split_images, tree_figure
 from diffrl.gallery.trees.glossary import glossary
-from diffrl.gallery.trees.numbers import counted, three
-from diffrl.gallery.trees.rule import place
+from diffrl.gallery.trees.numbers import three
+from diffrl.gallery.trees.rule import which_prompt
 from diffrl.gallery.trees.sections import Section
 from diffrl.gallery.trees.story import opening, story
 from diffrl.gallery.trees.view import total, tree_view
@@ -29,13 +30,13 @@ PER_PAGE = 24
 def trees(site: Site, query: Query) -> Answer:
     """Return every tree that a run kept, the newest first."""
     run = site.run(query.text("run"))
-    found = site.trees(run)[::-1]
-    pages = 1 if site.links.exported else max(1, -(-len(found) // PER_PAGE))
+    kept = site.trees(run)[::-1]
+    pages = 1 if site.links.exported else max(1, -(-len(kept) // PER_PAGE))
     page = query.whole("page", 1, 1, pages)
-    shown = found if site.links.exported else found[(page - 1) * PER_PAGE : page * PER_PAGE]
-    of = len(list_trees(run.path)) if site.links.exported else len(found)
+    shown = kept if site.links.exported else kept[(page - 1) * PER_PAGE : page * PER_PAGE]
+    of = len(list_trees(run.path)) if site.links.exported else len(kept)
     cards = [_card(run, iteration, group) for iteration, group in shown]
-    return Answer(site.render("trees.html", run=run, cards=cards, count=len(found), page=page, pages=pages, of=of))
+    return Answer(site.render("trees.html", run=run, cards=cards, count=len(kept), page=page, pages=pages, of=of))
 
 
 def _card(run: RunSource, iteration: int, group: int) -> dict[str, Any]:
@@ -52,7 +53,7 @@ def _card(run: RunSource, iteration: int, group: int) -> dict[str, Any]:
     return card | {
         "prompt": view.record.prompt,
         "source": run.source_of(view.record.metadata),
-        "place": place(view.record),
+        "place": which_prompt(view.record),
         "counts": _counts(len(view.sampled_leaves), len(view.edges)),
         "passed": f"{sum(judged)} of {len(judged)} passed" if judged else None,
         "spread": f"{three(total(ranked[-1]))} to {three(total(ranked[0]))}" if ranked else "no rewards",
@@ -69,12 +70,12 @@ def _card(run: RunSource, iteration: int, group: int) -> dict[str, Any]:
     }
 
 
-def _counts(pictures: int, steps: int) -> str:
-    return f"{counted(pictures, 'image')}, {counted(steps, 'step')}" if steps else counted(pictures, "image")
+def _counts(images: int, steps: int) -> str:
+    return f"{counted(images, 'image')}, {counted(steps, 'step')}" if steps else counted(images, "image")
 
 
 def _dots(rewards: Sequence[float]) -> list[str]:
-    """Where rewards lie between 0 and 1, in percent; between the least and the largest where they leave that range."""
+    """Return where rewards lie, in percent of 0 to 1, or of their own range where they leave that."""
     if not rewards:
         return []
     low, high = min(0.0, *rewards), max(1.0, *rewards)
@@ -84,24 +85,24 @@ def _dots(rewards: Sequence[float]) -> list[str]:
 def tree(site: Site, query: Query) -> Answer:
     """Return one prompt's rollout as a tree, and why the policy changed."""
     run = site.run(query.text("run"))
-    found = site.trees(run)
-    if not found:
+    kept = site.trees(run)
+    if not kept:
         raise GalleryError(f"{run.title} kept no trees. Set track.trees in its configuration and train again.", 404)
-    name = query.text("tree", tree_name(*found[-1]))
+    name = query.text("tree", tree_name(*kept[-1]))
     match = NAME.fullmatch(name)
     if match is None:
         raise GalleryError(f'tree must be an iteration and a group, like "000020-3". Got {name!r}.', 404)
     wanted = (int(match[1]), int(match[2]))
-    if wanted not in found or tree_name(*wanted) != name:
+    if wanted not in kept or tree_name(*wanted) != name:
         raise GalleryError(f"{run.title} kept no tree {name}. Choose another of its trees.", 404)
     try:
         record = read_tree(run.path, *wanted)
-        return Answer(_page(site, run, record, found))
+        return Answer(_page(site, run, record, kept))
     except DiffrlError as error:
         raise GalleryError(str(error), 503) from error
 
 
-def _page(site: Site, run: RunSource, record: TreeRecord, found: Sequence[tuple[int, int]]) -> str:
+def _page(site: Site, run: RunSource, record: TreeRecord, kept: Sequence[tuple[int, int]]) -> str:
     def address(**options: Any) -> Callable[[str], str]:
         return lambda file: site.links.media(run.key, f"{TREES}/{record.name}/{file}", **options)
 
@@ -123,12 +124,12 @@ def _page(site: Site, run: RunSource, record: TreeRecord, found: Sequence[tuple[
         strip=lambda id: split_images(record.nodes[id]),
         words=glossary(view),
         names=view.names,
-        place=place(record),
+        place=which_prompt(record),
         tables=tables(view),
         panel=panel(view, small, address(), first_frame),
         around={
             key: site.links.page("tree", run=run.key, tree=tree_name(*other)) if other else None
-            for key, other in neighbours(found, (record.iteration, record.group)).items()
+            for key, other in neighbours(kept, (record.iteration, record.group)).items()
         },
     )
 
@@ -140,27 +141,29 @@ def _shots(record: TreeRecord, figure: dict[str, Any], section: Section) -> list
     return shots if len(shots) == len(section.shown) else []
 
 
-def neighbours(found: Sequence[tuple[int, int]], here: tuple[int, int]) -> dict[str, tuple[int, int] | None]:
-    """The trees before and after one, and those of the iterations around it, of the same group where there is one.
+def neighbours(kept: Sequence[tuple[int, int]], here: tuple[int, int]) -> dict[str, tuple[int, int] | None]:
+    """Return the trees before and after one, and those of the iterations around it, of its group where there is one.
 
     Args:
-        found: iteration and group of all trees, ascending.
+        kept: iteration and group of all trees, ascending.
         here: the one that is shown.
 
     Returns:
         previous, next, earlier and later; None where there is none.
     """
-    place = found.index(here)
-    earlier = max((iteration for iteration, _ in found if iteration < here[0]), default=None)
-    later = min((iteration for iteration, _ in found if iteration > here[0]), default=None)
+    index = kept.index(here)
+    earlier = max((iteration for iteration, _ in kept if iteration < here[0]), default=None)
+    later = min((iteration for iteration, _ in kept if iteration > here[0]), default=None)
 
     def of(iteration: int | None) -> tuple[int, int] | None:
-        groups = [group for other, group in found if other == iteration]
-        return None if iteration is None else (iteration, here[1] if here[1] in groups else groups[0])
+        groups = [group for other, group in kept if other == iteration]
+        if iteration is None:
+            return None
+        return iteration, here[1] if here[1] in groups else groups[0]
 
     return {
-        "previous": found[place - 1] if place else None,
-        "next": found[place + 1] if place + 1 < len(found) else None,
+        "previous": kept[index - 1] if index else None,
+        "next": kept[index + 1] if index + 1 < len(kept) else None,
         "earlier": of(earlier),
         "later": of(later),
     }

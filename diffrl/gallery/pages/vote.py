@@ -22,9 +22,9 @@ from diffrl.gallery.columns import Column, named
 from diffrl.gallery.errors import GalleryError
 from diffrl.gallery.forms import form_of
 from diffrl.gallery.query import Query
-from diffrl.gallery.records import Answer, Sample
+from diffrl.gallery.records import Sample
 from diffrl.gallery.site import Site
-from diffrl.gallery.thumbnails import MISSING, blind_picture, moves, part, sign
+from diffrl.gallery.thumbnails import MISSING, blind_image, moves, part, sign
 from diffrl.gallery.votes import OTHER, Choice, Letter, add_vote, exact_samples, pairing, side_of, usual_pair, void_vote
 
 PAIRS = 1000
@@ -69,14 +69,14 @@ class Ballot:
         pairs: in the order in which they are shown.
         voter: a name, or "".
         left_out: pairs of which an image was not kept with its own pixels, was kept for its score, or is gone.
-        drawn_of: of how many pairs these were drawn.
+        sampled_of: of how many pairs these were sampled.
     """
 
     columns: Mapping[Letter, Column]
     pairs: list[Pair]
     voter: str
     left_out: int = 0
-    drawn_of: int = 0
+    sampled_of: int = 0
     name: str = field(default_factory=lambda: secrets.token_urlsafe(12))
     key: str = field(default_factory=lambda: secrets.token_urlsafe(24))
     session: str = field(default_factory=lambda: secrets.token_hex(6))
@@ -200,7 +200,7 @@ class Ballots:
                 f"{len(rows)} pairs of {a.label} and {b.label} are both there. Choose others."
             )
         left_out = len(rows) - len(shown) + len(chosen) - len(pairs)
-        ballot = Ballot({"a": a, "b": b}, pairs, voter, left_out, drawn_of=len(rows))
+        ballot = Ballot({"a": a, "b": b}, pairs, voter, left_out, sampled_of=len(rows))
         with self._lock:
             self._ballots[ballot.name] = ballot
             while sum(len(one.pairs) for one in self._ballots.values()) > HELD:
@@ -224,11 +224,6 @@ class Ballots:
             return self._ballots[name]
 
 
-def vote(site: Site, query: Query) -> Answer:
-    """Only the running server takes votes (`add_routes`)."""
-    raise GalleryError("Votes need the running gallery. This one was exported. Start it: diffrl gallery RUN.", 404)
-
-
 def add_routes(app: FastAPI, site: Site) -> None:
     """Add the routes that take votes and show images without their names.
 
@@ -247,7 +242,8 @@ def add_routes(app: FastAPI, site: Site) -> None:
             return RedirectResponse(site.links.page("vote", session=ballot.name), 303)
         ballot = ballots.get(query.text("session"))
         if ballot.number == len(ballot.pairs) or query.text("results"):
-            return RedirectResponse(site.links.page("votes", **{k: one.key for k, one in ballot.columns.items()}), 303)
+            keys = {letter: column.key for letter, column in ballot.columns.items()}
+            return RedirectResponse(site.links.page("votes", **keys), 303)
         return Response(vote_page(site, ballot), media_type="text/html; charset=utf-8")
 
     def take(fields: Mapping[str, str]) -> Ballot:
@@ -266,7 +262,7 @@ def add_routes(app: FastAPI, site: Site) -> None:
 
     def image(session: str, number: int, side: str, request: Request) -> Response:
         try:
-            data, kind = blind_picture(*ballots.get(session).images(number, side))
+            data, kind = blind_image(*ballots.get(session).images(number, side))
         except GalleryError as error:
             words = sign("too large") if error.status == 413 else MISSING
             return Response(words, error.status, media_type="image/svg+xml")
@@ -308,8 +304,8 @@ def voter_name(text: str) -> str:
 def vote_page(site: Site, ballot: Ballot) -> str:
     """Render the page of a ballot's current pair; the images of the next one are fetched with it."""
     pair, notes = ballot.pairs[ballot.number], []
-    if ballot.drawn_of > len(ballot.pairs) + ballot.left_out:
-        notes.append(f"{len(ballot.pairs)} of {ballot.drawn_of} pairs, chosen at random.")
+    if ballot.sampled_of > len(ballot.pairs) + ballot.left_out:
+        notes.append(f"{len(ballot.pairs)} of {ballot.sampled_of} pairs, chosen at random.")
     if ballot.left_out:
         are = "pair is" if ballot.left_out == 1 else "pairs are"
         notes.append(f"{ballot.left_out} {are} left out: an image was not kept, or is gone.")

@@ -10,6 +10,7 @@ from typing import Any
 
 from diffrl.gallery.columns import label, main_states, named, thinned
 from diffrl.gallery.errors import GalleryError
+from diffrl.gallery.numbers import counted
 from diffrl.gallery.preferences import exported_address, jsonl, parquet, rows
 from diffrl.gallery.query import Query
 from diffrl.gallery.ranking import Ranked, Tally, preferred, rankings, tallies
@@ -28,9 +29,9 @@ def votes(site: Site, query: Query) -> Answer:
     read = read_votes(file)
     wanted = filter_votes(site, query, read.votes)
     page = query.whole("page", 1, low=1)
-    counted = tallies(wanted)
-    matches = [match_view(site, tally, page) for tally in counted]
-    ranked = [ranking_view(ranking) for ranking in rankings(counted)]
+    matched = tallies(wanted)
+    matches = [match_view(site, tally, page) for tally in matched]
+    ranked = [ranking_view(ranking) for ranking in rankings(matched)]
     run = _run(site, query)
     address = {name: query.text(name) for name in ("a", "b", "run")}
     offers, begin = ([], ("", "")) if site.links.exported else _begin(site, address)
@@ -81,8 +82,7 @@ def headline(matches: Sequence[Mapping[str, Any]], ranked: Sequence[Mapping[str,
     if len(matches) != 1:
         return f"{len(matches)} blind comparisons" if matches else "Blind votes"
     (one,) = matches
-    rate, count = one["tally"].rate, len(one["tally"].votes)
-    votes = f"{count} vote{'s' if count != 1 else ''}"
+    rate, votes = one["tally"].rate, counted(len(one["tally"].votes), "vote")
     if not rate.decides:
         return f"{votes} cannot tell {one['a']} from {one['b']}"
     first, second = (one["b"], one["a"]) if rate.low > 0.5 else (one["a"], one["b"])

@@ -1,7 +1,6 @@
-// Rows of samples: one of them is current and moves by keys; Enter enlarges it; s swipes the first column over the last.
+// Rows of samples: one of them is current and moves by keys; Enter enlarges it.
 const rows = {
   list: null,
-  swiping: false,
   shown: () => [...rows.list.querySelectorAll(":scope > .item:not([hidden])")],
   current: () => rows.list.querySelector(':scope > .item[tabindex="0"]'),
 
@@ -10,7 +9,7 @@ const rows = {
     for (const other of rows.list.children) {
       const here = other === row;
       other.tabIndex = here ? 0 : -1;
-      other.querySelectorAll("summary, input[type=range]").forEach((part) => { part.tabIndex = here ? 0 : -1; });
+      other.querySelectorAll("summary").forEach((part) => { part.tabIndex = here ? 0 : -1; });
     }
   },
   move(by) {
@@ -22,64 +21,10 @@ const rows = {
     next.focus();
     next.scrollIntoView({ block: "nearest" });
   },
-  // After a filter: somebody is current, and what swipes has its slider.
+  // After a filter: somebody is current.
   refresh() {
     const shown = rows.shown();
     if (shown.length && !shown.includes(rows.current())) rows.mark(shown[0]);
-    if (rows.swiping) shown.forEach(rows.slider);
-  },
-
-  swipe(on = !rows.swiping) {
-    rows.swiping = on;
-    rows.list.classList.toggle("swiping", on);
-    document.getElementById("swipe").setAttribute("aria-pressed", String(on));
-    rows.refresh();
-    if (document.activeElement?.closest?.(".swipe")) document.activeElement.closest(".item").focus();
-  },
-  slider(row) {
-    const cells = row.querySelectorAll(".cell");
-    const [first, last] = [cells[0], cells[cells.length - 1]];
-    if (row.querySelector(".swipe")) return;
-    const words = [first, last].map((cell) => cell.querySelector(".column")?.textContent ?? "");
-    const box = document.createElement("div");
-    box.className = "swipe";
-    const stack = document.createElement("div");
-    stack.className = "stack";
-    const [before, after] = [first, last].map((cell) => (cell.querySelector("picture") ?? cell.querySelector(".picture")).cloneNode(true));
-    const edge = document.createElement("span");
-    for (const layer of [before, after]) {
-      layer.removeAttribute("controls");
-      (layer.matches("picture") ? layer.querySelector("img") : layer).removeAttribute("loading");
-    }
-    after.classList.add("after");
-    edge.className = "edge";
-    stack.append(before, after, edge);
-    const range = Object.assign(document.createElement("input"), { type: "range", min: 0, max: 100, value: 50 });
-    range.setAttribute("aria-label", `Swipe from ${words[1]} to ${words[0]}: ${row.querySelector(".prompt").textContent.slice(0, 120)}`);
-    range.tabIndex = row.tabIndex;
-    const set = () => box.style.setProperty("--at", `${range.value}%`);
-    range.addEventListener("input", set);
-    const drag = (event) => {
-      if (event.type === "pointermove" && !stack.hasPointerCapture(event.pointerId)) return;
-      if (event.type === "pointerdown") stack.setPointerCapture(event.pointerId);
-      const { left, width } = stack.getBoundingClientRect();
-      range.value = (100 * (event.clientX - left)) / width;
-      set();
-    };
-    stack.addEventListener("pointerdown", drag);
-    stack.addEventListener("pointermove", drag);
-    const ends = document.createElement("div");
-    ends.className = "ends";
-    for (const [place, cell] of [first, last].entries()) {
-      const end = document.createElement("span");
-      const value = document.createElement("b");
-      value.textContent = cell.querySelector(".value")?.textContent ?? "";
-      end.append(`${words[place]} `, value);
-      if (place) end.append(" ", ...[...cell.querySelectorAll(".chip")].map((chip) => chip.cloneNode(true)));
-      ends.append(end);
-    }
-    box.append(stack, range, ends);
-    row.querySelector(".cells").after(box);
   },
 
   start() {
@@ -104,12 +49,6 @@ const rows = {
       });
     }
     gallery.keys({ j: gallery.walking(() => rows.move(1)), k: gallery.walking(() => rows.move(-1)) });
-    const button = document.getElementById("swipe");
-    if (!button) return;
-    button.hidden = false;
-    button.addEventListener("click", () => rows.swipe());
-    gallery.keys({ s: () => rows.swipe() });
-    if (rows.swiping) rows.swipe(true);
   },
 };
 rows.start();

@@ -81,7 +81,7 @@ const evaluations = {
     evaluations.timer = 0;
     lightbox.part('[data-do="play"]').textContent = "Play";
   },
-  // The pictures before and after are fetched before they are asked for.
+  // The images before and after are fetched before they are asked for.
   ahead() {
     if (!evaluations.sample) return;
     const place = evaluations.place(), near = [place - 1, place + 1, place + 2].map((one) => evaluations.sample.at[one]);
@@ -135,7 +135,7 @@ const evaluations = {
   },
   media(one, alt) {
     const made = document.createElement(!one.src ? "span" : one.video ? "video" : "img");
-    made.className = one.src ? "picture" : "picture none";
+    made.className = one.src ? "media" : "media none";
     if (!one.src) made.textContent = "no image kept";
     else if (one.video) Object.assign(made, { src: one.src, muted: true, loop: true, playsInline: true, controls: true, preload: "metadata", ariaLabel: alt });
     else {

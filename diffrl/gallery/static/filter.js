@@ -52,7 +52,7 @@ const local = {
   down: (a, b) => (a === null || b === null ? (a === null) - (b === null) : b - a),
   up: (a, b) => (a === null || b === null ? (a === null) - (b === null) : a - b),
 
-  // What is under the pictures, when another reward was chosen.
+  // What is under the images, when another reward was chosen.
   write(entry) {
     entry.row.querySelectorAll(".cell .value").forEach((value, place) => { value.textContent = numbers.three(entry.values[place]); });
     const captions = entry.row.querySelectorAll(".cell figcaption");
@@ -64,7 +64,6 @@ const local = {
     chip.hidden = entry.change === null;
     chip.textContent = numbers.signed(entry.change);
     chip.title = `change of ${local.name}`;
-    entry.row.querySelector(".swipe")?.remove();
   },
   // Without the rounding of every step (Neumaier's sum), as Python's fsum.
   sum(values) {
@@ -77,12 +76,12 @@ const local = {
     return sum + lost;
   },
   count(kept, filtered) {
-    const told = document.querySelectorAll("#summary [data-count], #summary [data-part]");
+    const saved = document.querySelectorAll("#summary [data-count], #summary [data-part]");
     const chips = document.querySelectorAll("#summary .chip");
-    local.told ??= Array.from(told, (place) => [place.textContent, place.className]);
+    local.saved ??= Array.from(saved, (place) => [place.textContent, place.className]);
     local.judged ??= chips[0] && !chips[0].hidden;
     if (!filtered) { // the server counted all rows, also those that are not on this page
-      told.forEach((place, number) => { [place.textContent, place.className] = local.told[number]; });
+      saved.forEach((place, number) => { [place.textContent, place.className] = local.saved[number]; });
       chips.forEach((chip) => { chip.hidden = !local.judged; });
       return;
     }

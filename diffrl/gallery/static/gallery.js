@@ -1,4 +1,4 @@
-// What every page has: theme, keys, small pictures drawn crisp.
+// What every page has: theme, keys, small images drawn crisp.
 const gallery = {
   theme() {
     const root = document.documentElement;
@@ -12,7 +12,7 @@ const gallery = {
   bound: {},
   keys(map) { Object.assign(gallery.bound, map); },
   walking: (action) => Object.assign(action, { repeats: true }),
-  // Small pictures are pixels; a thumbnail that fills the size it was asked for (data-size) is of a larger one.
+  // Small images are pixels; a thumbnail that fills the size it was asked for (data-size) is of a larger one.
   crisp(image) {
     const longest = Math.max(image.naturalWidth, image.naturalHeight);
     const whole = !image.dataset.size || image.getAttribute("src") === image.dataset.full;
@@ -35,7 +35,7 @@ document.addEventListener("keydown", (event) => {
     if ((event.repeat && !action.repeats) || action(event) !== false) event.preventDefault();
   }
 });
-document.addEventListener("load", (event) => { if (event.target.matches?.("img.picture, img.shot")) gallery.crisp(event.target); }, true);
-document.querySelectorAll("img.picture, img.shot").forEach((image) => { if (image.complete) gallery.crisp(image); });
+document.addEventListener("load", (event) => { if (event.target.matches?.("img.media, img.shot")) gallery.crisp(event.target); }, true);
+document.querySelectorAll("img.media, img.shot").forEach((image) => { if (image.complete) gallery.crisp(image); });
 // On a phone the tabs scroll: the one that is open is in sight.
 document.querySelector(".top nav [aria-current]")?.scrollIntoView({ block: "nearest", inline: "center" });

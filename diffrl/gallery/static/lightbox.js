@@ -1,7 +1,7 @@
-// A row enlarged: which one, the address that opens this very view again, keys and buttons. Its pictures are drawn by
+// A row enlarged: which one, the address that opens this very view again, keys and buttons. Its images are drawn by
 // lightbox_stage.js and moved by lightbox_zoom.js; evaluations.js goes through the evaluations of its run.
 //
-// A row is an .item with .cell figures (each a .picture and a figcaption), a .prompt and its numbers; .open in it
+// A row is an .item with .cell figures (each a .media and a figcaption), a .prompt and its numbers; .open in it
 // enlarges it. A row whose id begins with "row-" has an address: #row-12&mode=flip&at=eval-40&times=4.
 const lightbox = {
   // Names of rewards go on in the next line after "_" and "/", not within a word.
@@ -83,9 +83,9 @@ const lightbox = {
     } else lightbox.miss();
   },
   miss() {
-    const told = Object.assign(document.createElement("p"), { className: "alarm note" });
-    told.textContent = "The address names a sample that is not on this page: other filters, another page, or the run went on. Look for it by its prompt.";
-    document.querySelector("h1").after(told);
+    const warning = Object.assign(document.createElement("p"), { className: "alarm note" });
+    warning.textContent = "The address names a sample that is not on this page: other filters, another page, or the run went on. Look for it by its prompt.";
+    document.querySelector("h1").after(warning);
     history.replaceState(history.state, "", lightbox.plain());
   },
   // Whoever closes it goes back to where it was opened; whoever went back has closed it.
@@ -129,19 +129,19 @@ const lightbox = {
     lightbox.part(".lightbox-notes").replaceChildren(...shots.flatMap(({ label, notes }) => notes.map((note) => lightbox.note(label, note, shots.length))));
   },
   note(label, words, columns) {
-    const told = document.createElement("p");
-    if (columns > 1) told.append(Object.assign(document.createElement("b"), { textContent: `${label}: ` }));
-    told.append(words);
-    told.dir = "auto";
-    return told;
+    const line = document.createElement("p");
+    if (columns > 1) line.append(Object.assign(document.createElement("b"), { textContent: `${label}: ` }));
+    line.append(words);
+    line.dir = "auto";
+    return line;
   },
   // The columns of the row, one of them perhaps at another evaluation than the page shows.
   shots() {
     return lightbox.cells().map((cell, place) => (place === lightbox.pair()[0] ? evaluations.shot() : null) ?? lightbox.shot(cell));
   },
   shot(cell) {
-    const picture = cell.querySelector(".picture");
-    const media = (picture.matches(".moving") ? picture : picture.closest("picture") ?? picture).cloneNode(true);
+    const shown = cell.querySelector(".media");
+    const media = (shown.matches(".moving") ? shown : shown.closest("picture") ?? shown).cloneNode(true);
     media.removeAttribute("loading");
     if (media.matches("img.moving")) media.src = motion.playing ? media.dataset.moving : media.dataset.still;
     else if (media.dataset.full) media.src = media.dataset.full;

@@ -1,4 +1,4 @@
-// The pictures of an enlarged row: all of its columns side by side; or two of them on one another, parted by an edge
+// The images of an enlarged row: all of its columns side by side; or two of them on one another, parted by an edge
 // (swipe), one at a time (flip), or what differs between them (difference), amplified.
 const stage = {
   MODES: ["side", "swipe", "flip", "difference"],
@@ -37,7 +37,7 @@ const stage = {
     stage.flipped = !stage.flipped;
     stage.settle();
   },
-  // Turns over by itself: what moves between two pictures is what differs.
+  // Turns over by itself: what moves between two images is what differs.
   blink() {
     if (stage.blinking) return stage.steady();
     if (stage.mode !== "flip") stage.toggle("flip");
@@ -69,7 +69,7 @@ const stage = {
     lightbox.part(".lightbox-edge").hidden = mode !== "swipe";
     stage.panes().replaceChildren(...(mode === "side" ? shots.map(stage.pane) : [stage.stack(ends, mode)]));
     stage.panes().querySelectorAll("img").forEach((image) => {
-      image.decoding = "sync"; // a picture that was there before does not flicker
+      image.decoding = "sync"; // an image that was there before does not flicker
       if (image.complete) gallery.crisp(image);
     });
     stage.together([...stage.panes().querySelectorAll("video")]);
@@ -100,7 +100,7 @@ const stage = {
     pane.append(layers, Object.assign(document.createElement("span"), { className: "edge" }), words);
     return pane;
   },
-  // Whatever changes while the pictures stay: the edge, which of two is shown, how far differences are amplified.
+  // Whatever changes while the images stay: the edge, which of two is shown, how far differences are amplified.
   settle() {
     const pane = stage.panes().querySelector(".stacked");
     lightbox.part('[data-do="amplify"] span').textContent = `×${stage.times}`;
@@ -111,7 +111,7 @@ const stage = {
     pane.style.setProperty("--at", `${stage.edge}%`);
     pane.style.setProperty("--times", stage.times);
     pane.classList.toggle("flipped", stage.flipped);
-    if (pane.dataset.shown === "flip" && !stage.blinking) lightbox.part("[data-said]").textContent = pane.querySelectorAll(".ends > span")[Number(stage.flipped)].textContent;
+    if (pane.dataset.shown === "flip" && !stage.blinking) lightbox.part("[data-message]").textContent = pane.querySelectorAll(".ends > span")[Number(stage.flipped)].textContent;
   },
   // Films of one row run, stop and jump together.
   together(videos) {
@@ -128,7 +128,7 @@ const stage = {
     stage.steady();
     stage.panes().replaceChildren();
     lightbox.dialog.querySelectorAll("[data-mode]").forEach((button) => button.setAttribute("aria-pressed", "false"));
-    lightbox.part("[data-said]").textContent = "";
+    lightbox.part("[data-message]").textContent = "";
   },
   start() {
     lightbox.part(".lightbox-edge input").addEventListener("input", (event) => stage.swipe(Number(event.target.value)));

@@ -1,4 +1,4 @@
-// How large the pictures of an enlarged row are, all under one zoom, and what mouse and fingers do to them.
+// How large the images of an enlarged row are, all under one zoom, and what mouse and fingers do to them.
 const zoomed = {
   view: { scale: 1, x: 0, y: 0 },
   pointers: new Map(),
@@ -12,7 +12,7 @@ const zoomed = {
   draw() {
     const { scale, x, y } = zoomed.view;
     lightbox.dialog.dataset.scale = scale.toFixed(2);
-    lightbox.dialog.querySelectorAll(".pane .picture").forEach((media) => {
+    lightbox.dialog.querySelectorAll(".pane .media").forEach((media) => {
       media.style.transform = `translate(${x}px, ${y}px) scale(${scale})`;
     });
   },
@@ -46,7 +46,7 @@ const zoomed = {
     zoomed.pointers.set(event.pointerId, { x, y, from: [x, y], edge, walks });
     if (edge) zoomed.swipe(event);
   },
-  // One finger or the mouse moves, two fingers zoom; the edge of a swipe follows; a finger on a whole picture goes on.
+  // One finger or the mouse moves, two fingers zoom; the edge of a swipe follows; a finger on a whole image goes on.
   move(event) {
     const last = zoomed.pointers.get(event.pointerId);
     if (!last) return;

@@ -64,11 +64,11 @@
     const old = main(), found = finder(old), y = scrollY;
     const open = [...old.querySelectorAll("details")].map((one) => [one.id || one.querySelector("summary")?.textContent, one.open]);
     const moved = [...old.querySelectorAll(".scroll")].map((one) => one.scrollLeft);
-    const pictures = new Map([...old.querySelectorAll("img")].map((image) => [image.getAttribute("src"), image]));
-    fresh.querySelectorAll("img").forEach((image) => { // a picture that is there already need not be loaded again
-      const same = pictures.get(image.getAttribute("src"));
+    const images = new Map([...old.querySelectorAll("img")].map((image) => [image.getAttribute("src"), image]));
+    fresh.querySelectorAll("img").forEach((image) => { // an image that is there already need not be loaded again
+      const same = images.get(image.getAttribute("src"));
       if (!same?.complete) return;
-      pictures.delete(image.getAttribute("src"));
+      images.delete(image.getAttribute("src"));
       const css = same.classList.contains("crisp") ? `${image.className} crisp` : image.className;
       image.getAttributeNames().forEach((mark) => mark !== "src" && same.setAttribute(mark, image.getAttribute(mark)));
       same.className = css;

@@ -1,10 +1,10 @@
-// Pictures that move: one button and the key p play and pause them all. They stand still at first for those who asked
+// Images that move: one button and the key p play and pause them all. They stand still at first for those who asked
 // their system for less motion.
 const motion = {
   playing: !matchMedia("(prefers-reduced-motion: reduce)").matches,
   get button() { return document.getElementById("play"); },
-  some: () => document.querySelector("img.moving, video.picture"),
-  // A copy of a picture in the state that all are in.
+  some: () => document.querySelector("img.moving, video.media"),
+  // A copy of a image in the state that all are in.
   set(root = document) {
     for (const image of root.querySelectorAll("img.moving")) {
       image.parentElement.querySelectorAll("source").forEach((source) => source.remove());
@@ -17,7 +17,7 @@ const motion = {
     motion.playing = !motion.playing;
     motion.touched = true;
     motion.set();
-    document.querySelectorAll("video.picture").forEach((video) => (motion.playing ? video.play().catch(() => {}) : video.pause()));
+    document.querySelectorAll("video.media").forEach((video) => (motion.playing ? video.play().catch(() => {}) : video.pause()));
     motion.show();
   },
   show() {

@@ -123,12 +123,12 @@
   function shot(file, alt, caption, css) {
     const made = element("figure", `${css ?? ""} cell`), words = element("figcaption", "", caption);
     if (!file) {
-      made.append(element("span", "picture none", "no image kept"), words);
+      made.append(element("span", "media none", "no image kept"), words);
       return made;
     }
-    const link = element("a", "open"), picture = image(file.file, alt, "picture");
+    const link = element("a", "open"), media = image(file.file, alt, "media");
     link.href = file.file;
-    link.append(file.still ? moving(file.still, picture) : picture);
+    link.append(file.still ? moving(file.still, media) : media);
     made.append(link, words);
     return made;
   }
@@ -320,8 +320,6 @@
       open(id);
     });
   }
-
-  // --- what is shown
 
   // --- what is shown
   const only = document.getElementById("sampled-only"), proxies = document.getElementById("proxies");

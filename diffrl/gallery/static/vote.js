@@ -23,7 +23,7 @@
 
   // Both are there before either is shown: films start together, and none is given away by coming first.
   async function show(page, mark = "") {
-    const images = [...page.querySelectorAll("#sides .picture")].map((image) => loading(image, mark));
+    const images = [...page.querySelectorAll("#sides .media")].map((image) => loading(image, mark));
     await Promise.race([Promise.all(images.map(ready)), new Promise((done) => setTimeout(done, 10000))]);
     sides.querySelectorAll(".frame").forEach((frame, index) => {
       frame.replaceChildren(images[index]);

@@ -8,10 +8,10 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
+from diffrl.gallery.numbers import counted
 from diffrl.gallery.records import reason
 from diffrl.gallery.trees.numbers import (
     compact,
-    counted,
     known,
     level,
     likelier,
@@ -42,14 +42,14 @@ class NodeFact(NamedTuple):
 Facts = list[NodeFact]
 
 STEP_COLUMNS = (
-    *("Noise level", "Value before", "Value", "Step reward", "Credited", "Advantage", "Turning point", "Trains"),
-    *("Weight", "Change of log-likelihood"),
-)
+    "Noise level", "Value before", "Value", "Step reward", "Credited", "Advantage", "Turning point", "Trains", "Weight",
+    "Change of log-likelihood",
+)  # fmt: skip
 SPLIT_COLUMNS = ("Noise level", "Compared", "Length of the direction", "Trains", "Moved", "Cosine", "Why not")
 IMAGE_COLUMNS = (
-    *("Reward", "Passed", "Advantage", "Weight", "Trains by contrast", "Proxy reward", "Generated again"),
+    "Reward", "Passed", "Advantage", "Weight", "Trains by contrast", "Proxy reward", "Generated again",
     "Could not be scored",
-)
+)  # fmt: skip
 
 
 class Table(NamedTuple):

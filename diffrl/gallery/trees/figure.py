@@ -81,7 +81,8 @@ def _sizes(view: TreeView, depth: Sequence[int]) -> list[int]:
     """Return the edge of the images of each column's inner nodes, by the room that their branches leave them."""
     tall = [0] * len(depth)
     for node in reversed(view.record.nodes):
-        tall[node.id] += 0 if view.children.get(node.id) else ROW if node.sampled else IDLE_ROW
+        if not view.children.get(node.id):
+            tall[node.id] += ROW if node.sampled else IDLE_ROW
         if node.parent is not None:
             tall[node.parent] += tall[node.id]
     sizes = []
@@ -112,7 +113,8 @@ def line_class(strength: float | None) -> str:
     if strength is None or not known(strength):
         return "none"
     size = sum(abs(strength) >= bound for bound in LEVELS)
-    return f"{'up' if strength > 0 else 'down'}{size}" if size else "flat"
+    way = "up" if strength > 0 else "down"
+    return f"{way}{size}" if size else "flat"
 
 
 def _line(view: TreeView, node: TreeNode) -> str:
@@ -131,15 +133,18 @@ def _is_untrained(view: TreeView, node: TreeNode) -> bool:
 
 
 def _split_class(view: TreeView, node: TreeNode) -> str:
-    return "" if node.update_effect is None else "teaches" if view.split_trains(node) == "yes" else "silent"
+    if node.update_effect is None:
+        return ""
+    return "teaches" if view.split_trains(node) == "yes" else "silent"
 
 
 def _node(view: TreeView, node: TreeNode, depth: Sequence[int], served: dict[str, str]) -> dict[str, Any]:
     """Return a node in the words and classes of the figure."""
     leaf, siblings, strength = node.leaf, view.children[node.parent], view.strength(node)
     failed = leaf is not None and node.sampled and not known(leaf.total)
+    reward = three(leaf.total) if leaf is not None and node.sampled else ""
     kind = {"leaf": leaf is not None, "inner": leaf is None, "idle": not node.sampled, "failed": failed}
-    own = served.get((node.picture if node.sampled else leaf and leaf.proxy_picture) or "")
+    image = served.get((node.picture if node.sampled else leaf and leaf.proxy_picture) or "")
     proxy = served.get(leaf.proxy_picture or "") if leaf is not None and node.sampled else None
     left_out = leaf is not None and push(leaf.advantage) and not leaf.trained and view.record.rule.get("samples")
     return {
@@ -154,10 +159,10 @@ def _node(view: TreeView, node: TreeNode, depth: Sequence[int], served: dict[str
         "siblings": len(siblings),
         "chip": share(strength) if node.parent is not None and node.sampled and known(strength) else "",
         "turning": node.turning,
-        "image": own,
+        "image": image,
         "proxy_image": proxy,
         "value": three(node.value) if leaf is None and node.sampled else "",
-        "reward": "" if leaf is None or not node.sampled else "failed" if failed else three(leaf.total),
+        "reward": "failed" if failed else reward,
         "passed": view.passed(node),
         "advantage": share(leaf.advantage) if leaf is not None and known(leaf.advantage) else "",
         "left_out": bool(left_out),
@@ -207,7 +212,8 @@ def panel(view: TreeView, thumb: Address, whole: Address, still: Callable[[str],
 def _panel(view: TreeView, node: TreeNode, image: Callable[[str | None], Any]) -> dict[str, Any]:
     leaf, (best, words) = node.leaf, became(view, node)
     what = f"the image that the network predicted at noise level {level(node.sigma)}"
-    what = "only explored" if not node.sampled else "the finished image" if leaf is not None else what
+    if leaf is not None:
+        what = "the finished image"
     return {
         "id": node.id,
         "name": view.names[node.id],
@@ -215,7 +221,7 @@ def _panel(view: TreeView, node: TreeNode, image: Callable[[str | None], Any]) -
         "parent": node.parent,
         "children": list(view.children.get(node.id, ())),
         "sampled": node.sampled,
-        "what": what,
+        "what": what if node.sampled else "only explored",
         "image": image(node.picture),
         "proxy": image(leaf.proxy_picture) if leaf is not None else None,
         "best": best.id,

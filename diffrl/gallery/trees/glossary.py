@@ -74,7 +74,7 @@ def glossary(view: TreeView) -> list[tuple[str, str]]:
     stages = f"The exploring stage computed with {meaning}{emulated if stage.get('engine') == EMULATED else ''}."
     verdict = any(view.passed(node) is not None for node in view.sampled_leaves)
     credited = any(known(leaf.advantage) for leaf in leaves)
-    own = OWN if edges and credited and rule.get("reward") != "outcome" else ""  # there a step has its images' credit
+    per_step = edges and credited and rule.get("reward") != "outcome"  # there a step has its images' credit
     middle = str(rule.get("baseline", "mean"))
     robust = rule.get("std") == "mad"
     sums = any(sample_sum(view, n) for n in view.sampled_leaves) or any(step_sum(view, edge) for edge in edges)
@@ -91,7 +91,7 @@ def glossary(view: TreeView) -> list[tuple[str, str]]:
         ("passed", f"An image passes if its score {view.verdict} is 1, and does not if it is 0.", verdict),
         *_parts(view),
         ("value", f"What a node promises for the end: {VALUE.get(str(rule.get('value')), 'see value')}.", edges),
-        ("advantage", f"{BETTER}{'.' if view.trains_splits else LIKELIER}{own}", edges or credited),
+        ("advantage", f"{BETTER}{'.' if view.trains_splits else LIKELIER}{OWN if per_step else ''}", edges or credited),
         (
             f"{middle}, {'median deviation' if robust else 'deviation'}",
             f"{MEDIAN if middle != 'mean' else ''}{ROBUST if robust else DEVIATION}To divide by it, 0.0001 is added.",

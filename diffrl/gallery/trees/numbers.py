@@ -48,13 +48,13 @@ def share(value: float | None) -> str:
     """Return an advantage: its sign and two digits; a plain 0 where it pushes nowhere, a dash where there is none."""
     if value is None or not math.isfinite(value):
         return "–"
-    size = round(abs(value), PLACES)
+    size, sign = round(abs(value), PLACES), "+" if value > 0 else "−"
     digits = 2 if size >= 0.005 else 3
-    return f"{'+' if value > 0 else '−'}{size:.{digits}f}" if push(value) else "0"
+    return f"{sign}{size:.{digits}f}" if push(value) else "0"
 
 
 def push(advantage: float | None) -> int:
-    """Where an advantage pushes: 1 up, -1 down, 0 nowhere, rounding errors of equal rewards and None included."""
+    """Return 1 where an advantage pushes up, -1 down, 0 nowhere (None and rounding errors of equal rewards too)."""
     if advantage is None or not abs(advantage) > NOTHING:
         return 0
     return 1 if advantage > 0 else -1
@@ -66,13 +66,12 @@ def weak(advantage: float | None) -> bool:
 
 
 def tiny(value: float | None) -> str:
-    """A small number with two digits that mean something, its sign, and no power of ten; a dash where there is none."""
+    """Return a small number with its sign, two digits that mean something and no power of ten; a dash for None."""
     if value is None or not math.isfinite(value):
         return "–"
-    sign = "+" if value > 0 else "−" if value < 0 else "±"
-    size = abs(value)
-    if size == 0 or size < 1e-7:
-        return f"{sign}0"
+    size, sign = abs(value), "+" if value > 0 else "−"
+    if size < 1e-7:
+        return f"{sign}0" if size else "±0"
     digits = min(8, max(2, 1 - math.floor(math.log10(size))))
     return f"{sign}{size:.{digits}f}"
 
@@ -96,19 +95,14 @@ def compact(value: float) -> str:
 
 
 def likelier(change: float) -> str:
-    """What a change of a log-likelihood means: "1.6 times as likely", "3.2 % less likely", "e^12 times as likely"."""
+    """Return a change of a log-likelihood as "1.6 times as likely", "3.2 % less likely", "e^12 times as likely"."""
     if abs(change) >= math.log(100):
         return f"e^{'+' if change > 0 else '−'}{abs(change):.0f} times as likely".replace("^+", "^")
     times = math.exp(change)
     percent = 100 * abs(times - 1)
     if percent >= 10:
-        digits = 0 if times >= 10 else 1 if times >= 1 else 2
+        digits = sum(times < bound for bound in (1, 10))
         return f"{times:.{digits}f} times as likely"
     if percent < 0.01:
         return f"hardly {'more' if change > 0 else 'less'} likely"
     return f"{percent:.{1 if percent >= 1 else 2}f} % {'more' if change > 0 else 'less'} likely"
-
-
-def counted(count: int, one: str, many: str | None = None) -> str:
-    """Return a count with its noun: "1 step", "3 steps"."""
-    return f"{count:,} {one if count == 1 else many or one + 's'}"

@@ -98,27 +98,27 @@ def rules(view: TreeView) -> list[tuple[str, str]]:
         view: the tree.
     """
     record = view.record
-    found = [("reward =", text)] if (text := weights_text(view)) else []
-    found += [(key, text + _idle_clip(record.rule) * (key == "clip")) for key, text in _glossed(record.rule, RULE)]
-    found += [(f"explored: {key}", text) for key, text in _glossed(record.explored or {}, EXPLORED)]
-    return [*found, ("seed", str(record.seed))]
+    lines = [("reward =", text)] if (text := weights_text(view)) else []
+    lines += [(key, text + _idle_clip(record.rule) * (key == "clip")) for key, text in _glossed(record.rule, RULE)]
+    lines += [(f"explored: {key}", text) for key, text in _glossed(record.explored or {}, EXPLORED)]
+    return [*lines, ("seed", str(record.seed))]
 
 
 def _idle_clip(rule: Mapping[str, Any]) -> str:
-    """That the clip cannot act where the first update, at which nothing has moved yet, is the only one.
+    """Return that the clip cannot act where the first update, before which nothing moved, is the only one.
 
     Beside nft the policy that draws may lag behind the one that trains, which records do not tell.
     """
     if number(rule.get("updates")) != 1:
         return ""
-    lags = (
+    unless = (
         " unless the policy that samples lags behind (old_decay_max above 0)" if rule.get("objective") == "nft" else ""
     )
-    return f"; with one update an iteration it has no effect{lags}"
+    return f"; with one update an iteration it has no effect{unless}"
 
 
-def place(record: TreeRecord) -> str:
-    """Which prompt of the iteration it is: "prompt 1 of 8"; of records that do not say of how many, "group 0"."""
+def which_prompt(record: TreeRecord) -> str:
+    """Return which prompt of the iteration it is: "prompt 1 of 8"; of older records "group 0"."""
     prompts = round(number(record.rule.get("prompts")))
     return f"prompt {record.group + 1} of {prompts}" if record.group < prompts else f"group {record.group}"
 

@@ -76,7 +76,8 @@ def weights_text(view: TreeView) -> str:
 def _term(scaling: Mapping[str, float], what: str, more: bool) -> str:
     """Return a summand, its sign before it where there is something to add it to or it is negative."""
     weight, shift, scale = (scaling[key] for key in ("weight", "shift", "scale"))
-    inner = what if shift == 0 else f"({what} {'−' if shift > 0 else '+'} {factor(abs(shift))})"
+    minus = "−" if shift > 0 else "+"
+    inner = what if shift == 0 else f"({what} {minus} {factor(abs(shift))})"
     size = "" if abs(weight) == 1 else f"{factor(abs(weight))} × "
     over = "" if scale == 1 else f" / {factor(scale)}"
     if more:
@@ -101,7 +102,8 @@ def _quotient(view: TreeView, value: float | None, of: TreeNode | TreeLeaf, sign
     text = ""
     for digits in range(3, 7):
         start, centre, spread = (round(one, digits) for one in (value, of.centre, of.spread))
-        sign = ("+" if signed and start > 0 else "") if start >= 0 else "−"
+        plus = "+" if signed and start > 0 else ""
+        sign = plus if start >= 0 else "−"
         minus = "+" if centre < 0 else "−"
         text = f"({sign}{abs(start):.{digits}f} {minus} {abs(centre):.{digits}f}) / {spread:.{digits}f}"
         quotient = (start - centre) / spread if spread else 0.0

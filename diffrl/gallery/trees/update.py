@@ -216,12 +216,12 @@ def _idle_images(view: TreeView) -> Rows:
         return []
     scored = [node for node in view.samples if node.leaf and known(node.leaf.total)]
     level = [node for node in scored if node.leaf and not push(node.leaf.advantage)]
-    pulled = sum(view.sample_trains(node) == PULLED for node in level)
-    out = sum(view.sample_trains(node) == "no" for node in scored) - (len(level) - pulled)
+    only_pulled = sum(view.sample_trains(node) == PULLED for node in level)
+    out = sum(view.sample_trains(node) == "no" for node in scored) - (len(level) - only_pulled)
     rows: Rows = [("Scored images that took no part in the contrast", out)]
     neither: Rows = [
-        (f"Images with advantage 0, {PULLED}", pulled),
-        ("Images with advantage 0, which pull neither way", len(level) - pulled),
+        (f"Images with advantage 0, {PULLED}", only_pulled),
+        ("Images with advantage 0, which pull neither way", len(level) - only_pulled),
     ]
     return rows if _level(view, images=True) else rows + neither
 

@@ -113,7 +113,7 @@ class TreeView:
         return number(node.value) - number(above.value)
 
     def parts_below(self, node: TreeNode) -> dict[str, float]:
-        """Return average the parts of rewards over the usable images below a node, by the part's own name.
+        """Return the mean parts of rewards over the usable images below a node, by the part's own name.
 
         Rewards that share a part ("shapes/count", "shapes_strict/count") name it once; what sums the others up
         ("strict", "partial") is no part.
@@ -227,8 +227,8 @@ class TreeView:
         return self.weight(node) if self.trains_splits else node.advantage
 
 
-def _trains(trained: bool, credited: bool, pulled: bool) -> str:
-    if trained and (credited or pulled):
+def _trains(trained: bool, credited: bool, has_reference: bool) -> str:
+    if trained and (credited or has_reference):
         return "yes" if credited else PULLED
     return "no"
 

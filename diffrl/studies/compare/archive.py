@@ -7,28 +7,43 @@ reported, priced anew, and gone on with.
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from diffrl.config import dump_config
 from diffrl.errors import ConfigError
-from diffrl.files import read_own, write_json, write_text
+from diffrl.files import read_own, write_text
 from diffrl.studies.compare.pairing import report_source
 from diffrl.studies.compare.plan import Record
-from diffrl.studies.compare.reported import EVALUATIONS, read_rows
-from diffrl.studies.compare.results import STATE, read_state
-from diffrl.studies.compare.shapes import ArchivedRun, Metrics, State, Summary, read_shaped, require_shape, shaped_rows
-from diffrl.tracking.metrics import read_metrics
+from diffrl.studies.compare.reported import EVALUATIONS, Reported, read_rows
+from diffrl.studies.compare.stored import (
+    Count,
+    Folder,
+    Metrics,
+    Stored,
+    Summary,
+    parse_stored,
+    read_rows_of,
+    read_stored,
+)
 from reward_models.common.messages import quote
 
-SUMMARY = ("iterations", "updates", "peak_memory_bytes")
 SPENT = ("evaluations/", "seconds/")
 """Columns of metrics.jsonl that are an iteration's own, and are added up between two evaluations."""
 
 HELD_OUT = "held_out/"
 DIGITS = 6
+
+
+class ArchivedRun(Stored):
+    """A line of an archive: a finished run."""
+
+    folder: Folder
+    seed: Count
+    summary: Summary
+    rows: list[Metrics]
+    evaluations: list[Reported]
 
 
 def pack(directory: Path, archive: Path) -> int:
@@ -44,15 +59,15 @@ def pack(directory: Path, archive: Path) -> int:
     Raises:
         ConfigError: there is no comparison.
     """
-    state = read_state(directory)
-    lines = [state]
-    for number in range(state["seeds"]):
-        for entry in state["configurations"]:
-            path = directory / entry["folder"] / f"seed-{number}"
-            measured = report_source(entry["config"]) is None or (path / EVALUATIONS).is_file()
+    record = Record.read(directory)
+    lines = [record.model_dump_json(exclude_unset=True)]
+    for number in range(record.seeds):
+        for planned in record.configurations:
+            path = directory / planned.folder / f"seed-{number}"
+            measured = report_source(planned.settings) is None or (path / EVALUATIONS).is_file()
             if (path / "summary.json").is_file() and measured:  # without weights it could not be measured later
-                lines.append({"folder": entry["folder"], "seed": number, **_run(path)})
-    write_text(archive, "".join(json.dumps(line) + "\n" for line in lines))
+                lines.append(_run(path, planned.folder, number).model_dump_json(exclude_unset=True))
+    write_text(archive, "".join(f"{line}\n" for line in lines))
     return len(lines) - 1
 
 
@@ -64,43 +79,46 @@ def unpack(archive: Path, directory: Path) -> None:
         directory: a new one.
 
     Raises:
-        ConfigError: the directory is there already, or the file is damaged.
+        DiffrlError: the directory is there already, or the file is damaged.
     """
     if directory.exists():
         raise ConfigError(f"An archive is unpacked into a new directory. Got {directory}. Choose another.")
     try:
-        state, *runs = map(json.loads, read_own(archive).splitlines())
-        require_shape(State, state, f"{archive}, its plan,")
-        require_shape(list[ArchivedRun], runs, f"{archive}, its runs,")
-        planned = {one.candidate.folder: one for one in Record.of_state(state, str(archive)).planned.values()}
-        if unplanned := {run["folder"] for run in runs} - set(planned):
-            raise ConfigError(f"{archive} is damaged: it plans no runs of {quote(min(unplanned))}. Restore it.")
-    except (OSError, ValueError, RecursionError) as error:
+        first, *others = read_own(archive).splitlines() or [b""]
+    except OSError as error:
         raise ConfigError(f"{archive} is damaged: {error}. Take an older version of it.") from error
+    record = parse_stored(Record, first, f"{archive}, its plan,")
+    runs = [parse_stored(ArchivedRun, line, f"{archive}, run {i}") for i, line in enumerate(others, start=1)]
+    planned = {one.folder: one for one in record.configurations}
+    if unplanned := {run.folder for run in runs} - set(planned):
+        raise ConfigError(f"{archive} is damaged: it plans no runs of {quote(min(unplanned))}. Restore it.")
+    for one in record.configurations:
+        one.resolve(archive)  # refuses before the directory is there
     directory.mkdir(parents=True)
-    write_json(directory / STATE, state)
+    record.save(directory)
     for run in runs:
-        path = directory / run["folder"] / f"seed-{run['seed']}"
+        path = directory / run.folder / f"seed-{run.seed}"
         path.mkdir(parents=True, exist_ok=True)  # an archive may hold a run twice: the later one counts
-        write_text(path / "config.yaml", dump_config(planned[run["folder"]].of_seed(run["seed"], directory)))
-        for name, rows in (("metrics.jsonl", run["rows"]), (EVALUATIONS, run["evaluations"])):
-            write_text(path / name, "".join(json.dumps(row) + "\n" for row in rows))
-        write_json(path / "summary.json", run["summary"])
+        write_text(path / "config.yaml", dump_config(planned[run.folder].of_seed(run.seed, directory)))
+        for name, rows in (("metrics.jsonl", run.rows), (EVALUATIONS, run.evaluations)):
+            write_text(path / name, "".join(row.model_dump_json(exclude_unset=True) + "\n" for row in rows))
+        write_text(path / "summary.json", run.summary.model_dump_json())
 
 
-def _run(path: Path) -> dict[str, Any]:
-    summary = read_shaped(path / "summary.json", Summary)
+def _run(path: Path, folder: str, seed: int) -> ArchivedRun:
+    summary = read_stored(path / "summary.json", Summary)
     reported = read_rows(path / EVALUATIONS) if (path / EVALUATIONS).is_file() else []
-    rows = shaped_rows(path / "metrics.jsonl", Metrics, read_metrics(path / "metrics.jsonl"))
-    return {
-        "summary": {name: summary[name] for name in SUMMARY},
-        "rows": _rows(rows),
-        "evaluations": [row | {"means": _rewards(row["means"]), "intervals": None} for row in reported],
-    }
+    return ArchivedRun(
+        folder=folder,
+        seed=seed,
+        summary=Summary(**{name: getattr(summary, name) for name in Summary.model_fields}),
+        rows=[Metrics(**row) for row in _rows(read_rows_of(path))],
+        evaluations=[row.model_copy(update={"means": _rewards(row.means), "intervals": None}) for row in reported],
+    )
 
 
 def _rows(rows: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
-    """The rows with a held-out evaluation, with what all rows since the one before have spent."""
+    """Return the rows with a held-out evaluation, with what all rows since the one before have spent."""
     kept, spent = [], dict[str, float]()
     for row in rows:
         for name, value in row.items():
@@ -115,7 +133,7 @@ def _rows(rows: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
 
 
 def _rewards(means: Mapping[str, float]) -> dict[str, float | None]:
-    """Without the parts of rewards."""
+    """Return without the parts of rewards."""
     return _short({name: value for name, value in means.items() if "/" not in name})
 
 

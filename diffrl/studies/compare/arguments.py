@@ -7,12 +7,13 @@ import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Literal
 
 from diffrl.config import Config, load_config
 from diffrl.errors import ConfigError
 from diffrl.run.start_weights import pin_initial
 from diffrl.studies.compare.pairing import misused_splits, unpaired
-from diffrl.studies.compare.results import COSTS
+from diffrl.studies.compare.stored import Number
 
 OVERRIDE = re.compile(r"\s+(?=[A-Za-z_][\w.]*=)")
 LABEL = re.compile(r"(?!\S*\.ya?ml\s)(?P<label>.*?):\s+(?P<rest>\S.*)", flags=re.DOTALL)
@@ -38,7 +39,7 @@ class Candidate:
 
     @property
     def folder(self) -> str:
-        """Name of the folder of its runs."""
+        """Return name of the folder of its runs."""
         return re.sub(r"[^A-Za-z0-9._]+", "-", self.label).strip("-.")[:FOLDER_LENGTH]
 
 
@@ -51,11 +52,11 @@ class Budget:
         amount: how many.
     """
 
-    kind: str
-    amount: float
+    kind: Literal["evaluations", "seconds"]
+    amount: Number
 
     def iterations(self, unit: float) -> int:
-        """How many iterations it pays for.
+        """Return how many iterations it pays for.
 
         Args:
             unit: evaluations or seconds of one iteration.
@@ -126,16 +127,17 @@ def parse_budget(text: str | None) -> Budget:
     """
     kind, _, amount = (text or "").partition("=")
     try:
-        budget = Budget(kind.strip(), float(amount))
+        number = float(amount)
     except ValueError:
-        budget = Budget(kind, math.nan)
-    if budget.kind not in COSTS or not 0 < budget.amount < math.inf:
-        got = "none" if text is None else repr(text)
-        raise ConfigError(
-            f"--budget must be evaluations=NUMBER or seconds=NUMBER, above 0. Got {got}. Write for example "
-            "--budget evaluations=200000."
-        )
-    return budget
+        number = math.nan
+    match kind.strip():
+        case ("evaluations" | "seconds") as known if 0 < number < math.inf:
+            return Budget(known, number)
+    got = "none" if text is None else repr(text)
+    raise ConfigError(
+        f"--budget must be evaluations=NUMBER or seconds=NUMBER, above 0. Got {got}. Write for example "
+        "--budget evaluations=200000."
+    )
 
 
 def load_candidates(candidates: Sequence[Candidate], metric: str | None) -> list[Config]:

@@ -55,7 +55,7 @@ class Reached:
 
 
 def monotone(curve: Sequence[Point]) -> list[float]:
-    """The scores of a curve's isotonic regression, nondecreasing and nearest in squares.
+    """Return the scores of a curve's isotonic regression, nondecreasing and nearest in squares.
 
     Args:
         curve: N points, in the order of training.
@@ -71,7 +71,7 @@ def _monotone(scores: Sequence[float]) -> list[float]:
 
 
 def crossing(costs: Sequence[float], scores: Sequence[float], target: float) -> float | None:
-    """The least cost at which a nondecreasing curve, straight between its points, is at `target`; None if it never is.
+    """Return the least cost at which a nondecreasing, piecewise linear curve is at `target`; None if it never is.
 
     Args:
         costs: (N,) ascending.
@@ -88,7 +88,7 @@ def crossing(costs: Sequence[float], scores: Sequence[float], target: float) -> 
 
 
 def cost_of_run(curve: Sequence[Point], target: float, cost: str) -> float | None:
-    """What one run takes to a score, on its monotone curve; None if it does not get there.
+    """Return what one run takes to a score, on its monotone curve; None if it does not get there.
 
     Args:
         curve: of the run.
@@ -99,7 +99,7 @@ def cost_of_run(curve: Sequence[Point], target: float, cost: str) -> float | Non
 
 
 def cost_to(curves: Sequence[Sequence[Point]], target: float, cost: str) -> Reached:
-    """What runs of several seeds take to a score.
+    """Return what runs of several seeds take to a score.
 
     The interval turns that of the mean score around: it holds every cost at which the score cannot be told from the
     mean curve. So seeds that are far apart give a wide one, with an open end where the budget was too small.
@@ -122,7 +122,7 @@ def cost_to(curves: Sequence[Sequence[Point]], target: float, cost: str) -> Reac
 
 
 def mean_curve(curves: Sequence[Sequence[Point]], cost: str) -> tuple[list[float], list[Estimate]]:
-    """Mean cost and mean score of monotone curves, after each iteration that any of them was evaluated after.
+    """Return mean cost and mean score of monotone curves, after each iteration that any of them was evaluated after.
 
     Args:
         curves: one a seed; between its evaluations each is straight.
@@ -142,6 +142,6 @@ def mean_curve(curves: Sequence[Sequence[Point]], cost: str) -> tuple[list[float
 
 
 def _end(value: float | None) -> float:
-    """An end of an interval of several values, which has ends."""
+    """Return an end of an interval of several values, which has ends."""
     assert value is not None
     return value

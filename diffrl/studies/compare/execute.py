@@ -10,11 +10,11 @@ from pathlib import Path
 
 import torch
 from rich.console import Console
-from rich.table import Table
-from rich.text import Text
 
 from diffrl.config import Config
+from diffrl.config.schema import RunSettings
 from diffrl.cost.prices import EQUAL, Prices, parse_prices
+from diffrl.display import NOTHING, console_table
 from diffrl.errors import ConfigError, DiffrlError
 from diffrl.run.directory import locked
 from diffrl.statistics import ALPHA, POWER, sd_interval
@@ -29,7 +29,8 @@ from diffrl.studies.compare.plan import (
     require_inputs_alike,
 )
 from diffrl.studies.compare.processes import Processes, cores
-from diffrl.studies.compare.results import STATE, collect
+from diffrl.studies.compare.results import collect
+from diffrl.studies.compare.stored import STATE
 from diffrl.studies.compare.tables import print_report, write_report
 from diffrl.studies.compare.training import Work, time_all, train_all
 from diffrl.studies.requests import CompareRequest
@@ -37,6 +38,7 @@ from diffrl.terminal.watch import watched
 from diffrl.training.inputs import digest_named
 
 SEEDS = 3
+PLAN = ("configuration", "iterations", "of", "= evaluations", "seconds", "held-out")
 
 
 def compare(request: CompareRequest, console: Console, dry_run: bool = False) -> None:
@@ -62,8 +64,8 @@ def compare(request: CompareRequest, console: Console, dry_run: bool = False) ->
     asked = (candidates, configs, budget, request.evals, prices)
     if dry_run:
         earlier = earlier_plan(request.out, *asked, seeds)
-        seconds = {label: planned.iteration_seconds for label, planned in earlier.items()}
-        untimed = [c.label for c in candidates if budget.kind == "seconds" and c.label not in earlier]
+        seconds = {planned.label: planned.iteration_seconds for planned in earlier}
+        untimed = [c.label for c in candidates if budget.kind == "seconds" and c.label not in seconds]
         known = [pair for pair in zip(candidates, configs, strict=True) if pair[0].label not in untimed]
         print_plan(console, _plan(known, budget, request.evals, prices, seconds, earlier), untimed, seeds)
         return
@@ -74,21 +76,30 @@ def compare(request: CompareRequest, console: Console, dry_run: bool = False) ->
         work.report(line)
     with locked(request.out):
         earlier = earlier_plan(request.out, *asked, seeds)
-        record = Record(budget, request.evals, seeds, prices, earlier, inputs, earlier_changes(request.out) + changes)
+        record = Record(
+            budget=budget,
+            evals=request.evals,
+            seeds=seeds,
+            prices=prices,
+            inputs={**inputs},
+            input_changes=earlier_changes(request.out) + changes,
+            configurations=earlier,
+        )
         record.save(request.out)
         pairs = list(zip(candidates, configs, strict=True))
         seconds = time_all(work, pairs, earlier) if budget.kind == "seconds" else {}
         if budget.kind == "seconds":
             pairs = [pair for pair in pairs if pair[0].label in seconds]
-        record.planned = _plan(pairs, budget, request.evals, prices, seconds, earlier)
+        planned = _plan(pairs, budget, request.evals, prices, seconds, earlier)
+        record = record.model_copy(update={"configurations": planned})
         record.save(request.out)
-        print_plan(console, record.planned, [], seeds)
+        print_plan(console, planned, [], seeds)
         if at_once > 1:
             work.report(f"{at_once} runs at once: seconds are those of runs beside each other.")
         finished = f"Finished runs and checkpoints are kept in {request.out}. The same command goes on."
         with watched(console, "training", lambda: finished):
             train_all(work, record)
-    if record.planned:
+    if planned:
         show_report(request.out, console, request.metric, request.target)
     if work.failures:
         count = len(work.failures)
@@ -126,7 +137,7 @@ def show_report(
 
 
 def runs_at_once(jobs: int | None, budget: Budget, configs: Sequence[Config]) -> int:
-    """How many runs go on at once.
+    """Return how many runs go on at once.
 
     Args:
         jobs: as asked for; None leaves it to the machine: its cores, but one on a GPU or for a budget in seconds.
@@ -146,7 +157,7 @@ def runs_at_once(jobs: int | None, budget: Budget, configs: Sequence[Config]) ->
 
 
 def choose_seeds(request: CompareRequest, console: Console) -> int:
-    """How many runs each configuration gets; with `detect` as many as resolve it, and never fewer than there are.
+    """Return how many runs each configuration gets; with `detect` as many as resolve it, never fewer than there are.
 
     Raises:
         ConfigError: seeds are given twice, or nothing tells how far seeds are apart.
@@ -162,7 +173,7 @@ def choose_seeds(request: CompareRequest, console: Console) -> int:
 
 
 def seeds_for(out: Path, metric: str | None, detect: float, sd: float | None, console: Console) -> int:
-    """How many seeds resolve a difference, told on the console.
+    """Return how many seeds resolve a difference, told on the console.
 
     Args:
         out: a comparison, for the measured sd of paired differences.
@@ -200,15 +211,15 @@ def _plan(
     evals: int,
     prices: Prices,
     seconds: dict[str, float | None],
-    earlier: dict[str, Planned],
-) -> dict[str, Planned]:
-    """Plan every configuration; by label. What was planned earlier stays."""
-    planned, problems = {}, []
+    earlier: Sequence[Planned],
+) -> list[Planned]:
+    """Plan every configuration. What was planned earlier stays."""
+    planned, problems, known = [], list[str](), {one.label: one for one in earlier}
     for candidate, config in pairs:
         label = candidate.label
         try:
-            planned[label] = earlier.get(label) or plan_candidate(
-                candidate, config, budget, evals, prices, seconds.get(label)
+            planned.append(
+                known.get(label) or plan_candidate(candidate, config, budget, evals, prices, seconds.get(label))
             )
         except ConfigError as error:
             problems += error.problems
@@ -217,22 +228,19 @@ def _plan(
     return planned
 
 
-def print_plan(console: Console, planned: dict[str, Planned], untimed: Sequence[str], seeds: int) -> None:
+def print_plan(console: Console, planned: Sequence[Planned], untimed: Sequence[str], seeds: int) -> None:
     """Print what each configuration will cost, one row each."""
-    table = Table(title=f"Plan, {seeds} seed{'s' * (seeds > 1)} each", title_justify="left")
-    table.add_column("configuration", overflow="fold", min_width=16)
-    for column in ("iterations", "of", "= evaluations", "seconds", "held-out"):
-        table.add_column(column, justify="right")
-    for label, one in planned.items():
-        iterations, each = one.config.run.iterations, one.iteration_seconds
-        table.add_row(
-            Text(label),
+    rows = []
+    for one in planned:
+        iterations, each = one.iterations, one.iteration_seconds
+        cells = (
+            one.label,
             f"{iterations:,}",
             f"{one.iteration_cost:,g}",
             f"{iterations * one.iteration_cost:,.0f}",
-            "–" if each is None else f"{iterations * each:,.1f}",
-            f"{one.config.run.evaluations}",
+            NOTHING if each is None else f"{iterations * each:,.1f}",
+            f"{RunSettings(iterations=iterations, eval_every=one.eval_every).evaluations}",
         )
-    for label in untimed:
-        table.add_row(Text(label), "when timed", *["–"] * 4)
-    console.print(table)
+        rows.append(dict(zip(PLAN, cells, strict=True)))
+    rows += [dict.fromkeys(PLAN, NOTHING) | {PLAN[0]: label, PLAN[1]: "when timed"} for label in untimed]
+    console.print(console_table(f"Plan, {seeds} seed{'s' * (seeds > 1)} each", rows, PLAN))

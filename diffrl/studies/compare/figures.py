@@ -5,24 +5,16 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
+from diffrl.display import COLORS, GREY, dress, make_figure
 from diffrl.statistics import ALPHA, POWER, detectable, sd_interval
 from diffrl.studies.compare.pairs import pairs_of
-from diffrl.studies.compare.results import COSTS, Arm, Comparison
+from diffrl.studies.compare.results import Arm, Comparison
+from diffrl.studies.compare.stored import COSTS
 
-COLORS = (
-    "#0072B2",  # Okabe and Ito's palette, without its yellow, which is too pale for a line
-    "#D55E00",
-    "#009E73",
-    "#CC79A7",
-    "#56B4E9",
-    "#E69F00",
-    "#000000",
-)
 DASHES = ("-", (0, (5, 1.6)), (0, (1.2, 1.2)))
 """Line styles; when the colours begin again, the next one tells their lines apart."""
 
 MARKERS = ("o", "s", "^", "D", "v", "P", "X")
-GREY = "#7b8794"
 
 
 def draw(comparison: Comparison, destination: Path, target: float | None = None) -> None:
@@ -36,7 +28,7 @@ def draw(comparison: Comparison, destination: Path, target: float | None = None)
         target: drawn as a dotted line.
     """
     columns = _legend_columns(comparison)
-    figure = _figure(10.0, 3.9 + 0.22 * -(-len(comparison.arms) // columns))
+    figure = make_figure(10.0, 3.9 + 0.22 * -(-len(comparison.arms) // columns))
     panels = figure.subplots(1, 2, sharey=True)
     few = len(comparison.arms) <= len(COLORS)
     for axes, cost in zip(panels, COSTS, strict=True):
@@ -45,7 +37,7 @@ def draw(comparison: Comparison, destination: Path, target: float | None = None)
             axes.axhline(target, color=GREY, linewidth=0.9, linestyle=":", zorder=1)
         axes.xaxis.set_major_formatter(_short)
         axes.set_xlim(left=0)
-        _dress(axes)
+        dress(axes)
     _keep_to_what_is_drawn(panels[0], comparison, target, few)
     panels[0].set_xlabel(_plain(f"network evaluations in training, prices: {comparison.prices.name}"))
     panels[1].set_xlabel("seconds of training")
@@ -83,7 +75,7 @@ def _draw_arm(axes: Any, arm: Arm, cost: str, index: int, banded: bool) -> Any:
 
 
 def _keep_to_what_is_drawn(axes: Any, comparison: Comparison, target: float | None, seeds: bool) -> None:
-    """Heights from the seeds' own scores, or the means alone: intervals of two or three seeds would flatten all."""
+    """Set heights by the seeds' scores, or the means alone: intervals of two or three seeds would flatten all."""
     arms = [arm for arm in comparison.arms if arm.runs]
     if seeds:
         scores = [point.score for arm in arms for run in arm.runs for point in run.curve]
@@ -106,7 +98,7 @@ def draw_differences(comparison: Comparison, destination: Path) -> None:
     if not pairs:
         destination.unlink(missing_ok=True)
         return
-    figure = _figure(8.0, 1.3 + 0.32 * len(pairs))
+    figure = make_figure(8.0, 1.3 + 0.32 * len(pairs))
     axes = figure.subplots()
     for row, pair in enumerate(pairs):
         difference, unseen = pair.difference, pair.unseen
@@ -120,7 +112,7 @@ def draw_differences(comparison: Comparison, destination: Path) -> None:
     axes.set_ylim(len(pairs) - 0.4, -0.6)
     where = comparison.final or "held-out"
     axes.set_xlabel(_plain(f"difference of {comparison.metric}, {where}, 95 % interval; grey: not resolved"))
-    _dress(axes)
+    dress(axes)
     figure.savefig(destination)
 
 
@@ -135,7 +127,7 @@ def draw_power(sd: float, seeds: int, destination: Path, metric: str, most: int 
         most: seeds at the right end.
     """
     numbers = range(2, max(most, seeds) + 1)
-    figure = _figure(6.4, 3.9)
+    figure = make_figure(6.4, 3.9)
     axes = figure.subplots()
     ends = sd_interval(sd, seeds)
     low, middle, high = ([detectable(n, value) for n in numbers] for value in (ends[0], sd, ends[1]))
@@ -148,31 +140,17 @@ def draw_power(sd: float, seeds: int, destination: Path, metric: str, most: int 
     axes.set_ylabel(_plain(f"difference of {metric}"))
     axes.set_title(f"resolved with power {POWER:g} at level {ALPHA:g}", fontsize=10)
     axes.legend(frameon=False, fontsize=9)
-    _dress(axes)
+    dress(axes)
     figure.savefig(destination)
 
 
-def _figure(width: float, height: float) -> Any:
-    from matplotlib.backends.backend_agg import FigureCanvasAgg
-    from matplotlib.figure import Figure
-
-    figure = Figure(figsize=(width, height), dpi=150, layout="constrained")
-    FigureCanvasAgg(figure)
-    return figure
-
-
-def _dress(axes: Any) -> None:
-    axes.grid(alpha=0.22)
-    axes.spines[["top", "right"]].set_visible(False)
-
-
 def _plain(text: str) -> str:
-    """Without formulas, which two $ would begin and end."""
+    """Return without formulas, which two $ would begin and end."""
     return text.replace("$", r"\$")
 
 
 def _short(value: float, _: object = None) -> str:
-    """250000 as 250k."""
+    """Write 250000 as 250k."""
     for size, unit in ((1e9, "G"), (1e6, "M"), (1e3, "k")):
         if abs(value) >= size:
             return f"{value / size:g}{unit}"
@@ -180,6 +158,6 @@ def _short(value: float, _: object = None) -> str:
 
 
 def _legend_columns(comparison: Comparison) -> int:
-    """As many as fit below the panels beside each other."""
+    """Return as many as fit below the panels beside each other."""
     longest = max((len(arm.label) for arm in comparison.arms), default=1)
     return max(1, min(4, len(comparison.arms), 130 // (longest + 7)))

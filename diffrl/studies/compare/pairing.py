@@ -36,7 +36,7 @@ HOW_IT_MEASURES = ("name", "options", "dtype")
 
 
 def unpaired(configs: Mapping[str, Mapping[str, Any]], metric: str) -> list[str]:
-    """What keeps runs of one seed from being pairs: a sentence for each key in which two configurations differ.
+    """Return what keeps runs of one seed from being pairs: a sentence for each key in which two configurations differ.
 
     Args:
         configs: label -> a configuration as JSON has it.
@@ -54,7 +54,7 @@ def unpaired(configs: Mapping[str, Mapping[str, Any]], metric: str) -> list[str]
 
 
 def _mended(key: str, value: Any) -> str:
-    """How a configuration gets another's value: one word after its path, inside the quotes."""
+    """Return how a configuration gets another's value: one word after its path, inside the quotes."""
     if value is None or key.startswith("eval.rewards"):
         return f"Set {key} alike."
     return f'Set {key} alike, for example "CONFIG {key}={value}".'
@@ -74,7 +74,7 @@ def _traits(config: Mapping[str, Any], metric: str) -> dict[str, Any]:
 
 
 def held_out(config: Mapping[str, Any]) -> str | None:
-    """Source of the prompts of a configuration's curve; None where it tells of no prompts.
+    """Return source of the prompts of a configuration's curve; None where it tells of no prompts.
 
     Args:
         config: as JSON has it.
@@ -85,7 +85,7 @@ def held_out(config: Mapping[str, Any]) -> str | None:
 
 
 def report_source(config: Mapping[str, Any]) -> str | None:
-    """Source of the prompts of a configuration's final number: the report split of its held-out prompts.
+    """Return source of the prompts of a configuration's final number: the report split of its held-out prompts.
 
     Args:
         config: as JSON has it.
@@ -97,7 +97,7 @@ def report_source(config: Mapping[str, Any]) -> str | None:
 
 
 def misused_splits(config: Mapping[str, Any]) -> list[str]:
-    """Sentences on prompts that belong to the final number alone and are used before.
+    """Return sentences on prompts that belong to the final number alone and are used before.
 
     Args:
         config: as JSON has it.

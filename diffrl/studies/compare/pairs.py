@@ -32,12 +32,12 @@ class Pair:
 
     @property
     def unseen(self) -> float | None:
-        """Differences below this are not resolved by so many seeds, see `statistics.detectable`; None for one seed."""
+        """Return the least difference that so many seeds resolve, see `statistics.detectable`; None for one seed."""
         return None if self.difference.sd is None else detectable(self.difference.n, self.difference.sd)
 
     @property
     def finding(self) -> str:
-        """In words what may be said: "higher" or "lower" at Holm's 5 %, else that nothing was resolved."""
+        """Say in words what was seen: "higher" or "lower" at Holm's 5 %, else that nothing was resolved."""
         if self.p_holm is None or self.difference.p is None or self.unseen is None:
             return "one seed tells nothing"
         if self.p_holm < ALPHA:
@@ -48,7 +48,7 @@ class Pair:
 
 
 def pairs_of(comparison: Comparison, chosen: Sequence[tuple[str, str]] | None = None) -> list[Pair]:
-    """Each later configuration less each earlier one, over the seeds that both have finished.
+    """Return each later configuration less each earlier one, over the seeds that both have finished.
 
     Args:
         comparison: as `collect` read it.
@@ -75,14 +75,14 @@ def pairs_of(comparison: Comparison, chosen: Sequence[tuple[str, str]] | None = 
 
 
 def difference_of(comparison: Comparison, second: Arm, first: Arm) -> Estimate | None:
-    """The final numbers of an arm less another's, over the seeds that both have finished; None if they share none."""
+    """Subtract an arm's final numbers from another's, over the seeds that both have; None if they share none."""
     scores = [{run.number: comparison.score(arm, run) for run in arm.runs} for arm in (second, first)]
     shared = [number for number in scores[0] if number in scores[1]]
     return paired_difference([scores[0][i] for i in shared], [scores[1][i] for i in shared]) if shared else None
 
 
 def power_line(comparison: Comparison) -> str:
-    """What the comparison cannot see, in a sentence; of several pairs the one that sees least counts."""
+    """Return what the comparison cannot see, in a sentence; of several pairs the one that sees least counts."""
     if not comparison.paired:
         return "Power: unknown, for runs of one seed are no pairs."
     pairs = pairs_of(comparison)
@@ -99,7 +99,7 @@ def power_line(comparison: Comparison) -> str:
 
 
 def measured_sd(comparison: Comparison) -> tuple[float, int] | None:
-    """The standard deviation of paired differences, of the pair with the largest, and its seeds.
+    """Return the standard deviation of paired differences, of the pair with the largest, and its seeds.
 
     Returns:
         None where no pair has two seeds that differ.
@@ -109,7 +109,7 @@ def measured_sd(comparison: Comparison) -> tuple[float, int] | None:
 
 
 def seeds_to_detect(difference: float, sd: float) -> int:
-    """How many seeds resolve a difference: paired t-test, power 0.8, level 0.05.
+    """Return how many seeds resolve a difference: paired t-test, power 0.8, level 0.05.
 
     Args:
         difference: in the unit of the metric.

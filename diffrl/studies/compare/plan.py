@@ -9,58 +9,70 @@ from __future__ import annotations
 import json
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
+
+from pydantic import Field
 
 from diffrl.config import Config
 from diffrl.config.load import make_config
 from diffrl.cost.plan import make_plan
-from diffrl.cost.prices import Prices, prices_of
+from diffrl.cost.prices import EQUAL, Prices
 from diffrl.errors import ConfigError
 from diffrl.files import write_json
 from diffrl.run.directory import LOCK
 from diffrl.run.inputs import MEASURED_WITH, TRAINED_WITH, require_inputs
 from diffrl.studies.compare.arguments import DECIDED, Budget, Candidate
-from diffrl.studies.compare.results import STATE, read_state
-from diffrl.studies.compare.shapes import Plan, require_shape
+from diffrl.studies.compare.stored import STATE, Count, Folder, Number, Stored, StoredConfig, read_stored
 from diffrl.training.inputs import Inputs
 
 
-@dataclass(frozen=True)
-class Planned:
-    """A configuration with its length fixed.
+class Planned(Stored):
+    """A configuration with its length fixed, as state.json keeps it.
 
     Args:
-        candidate: what was asked for.
-        config: as it will be trained, but for seed, name and place.
+        label: its name in table and figure.
+        folder: of its runs, within the comparison's.
+        path: of the YAML file.
+        overrides: "a.b=c" each.
         iteration_cost: evaluations of one iteration, priced.
         iteration_seconds: of one iteration, measured; None if the budget is in evaluations.
+        iterations: of each run.
+        eval_every: iterations between its evaluations.
+        config: as it will be trained, but for seed, name and directory.
     """
 
-    candidate: Candidate
-    config: Config
-    iteration_cost: float
-    iteration_seconds: float | None
+    label: str
+    folder: Folder
+    path: str
+    overrides: tuple[str, ...]
+    iteration_cost: Number
+    iteration_seconds: Number | None
+    iterations: Count
+    eval_every: Annotated[int, Field(ge=1)]
+    config: StoredConfig
+
+    @property
+    def settings(self) -> dict[str, Any]:
+        """Return the configuration as JSON has it."""
+        return self.config.model_dump(exclude_unset=True)
+
+    def resolve(self, where: Path) -> Config:
+        """Make the configuration of it.
+
+        Args:
+            where: the file that it was read from, for the message.
+
+        Raises:
+            ConfigError: it is not what this version reads.
+        """
+        return make_config(self.settings, f"{where}, {self.label}")
 
     def of_seed(self, number: int, out: Path) -> Config:
-        """The run of one seed."""
-        settings = {"seed": self.config.run.seed + number, "name": f"seed-{number}"}
-        return changed(self.config, run={**settings, "dir": str(out / self.candidate.folder)})
-
-    def entry(self) -> dict[str, Any]:
-        """What state.json keeps of it."""
-        return {
-            "label": self.candidate.label,
-            "folder": self.candidate.folder,
-            "path": self.candidate.path,
-            "overrides": list(self.candidate.overrides),
-            "iteration_cost": self.iteration_cost,
-            "iteration_seconds": self.iteration_seconds,
-            "iterations": self.config.run.iterations,
-            "eval_every": self.config.run.eval_every,
-            "config": plain(self.config),
-        }
+        """Return the run of one seed; raises as `resolve` does."""
+        config = self.resolve(out / STATE)
+        run = {"seed": config.run.seed + number, "name": f"seed-{number}", "dir": str(out / self.folder)}
+        return changed(config, run=run)
 
 
 def plan_candidate(
@@ -103,11 +115,20 @@ def plan_candidate(
         raise ConfigError(
             [f"{candidate.label}, with {iterations} iterations of its budget: {p}" for p in error.problems]
         ) from error
-    return Planned(candidate, fixed, cost, iteration_seconds)
+    return Planned(
+        label=candidate.label,
+        folder=candidate.folder,
+        path=candidate.path,
+        overrides=candidate.overrides,
+        iteration_cost=cost,
+        iteration_seconds=iteration_seconds,
+        iterations=iterations,
+        eval_every=run["eval_every"],
+        config=StoredConfig.model_validate(plain(fixed)),
+    )
 
 
-@dataclass
-class Record:
+class Record(Stored):
     """state.json: what a comparison keeps to, so that going on with it means the same.
 
     Args:
@@ -115,31 +136,22 @@ class Record:
         evals: evaluations after the one before training, at most.
         seeds: of each configuration.
         prices: of evaluations.
-        planned: by label.
         inputs: of each configuration, digests of what it names; by label.
-        input_changes: what was said where it went on with other inputs.
+        input_changes: the messages where it went on with other inputs.
+        configurations: what is trained.
     """
 
     budget: Budget
-    evals: int
-    seeds: int
-    prices: Prices
-    planned: dict[str, Planned]
-    inputs: dict[str, Inputs] = field(default_factory=dict)
-    input_changes: list[str] = field(default_factory=list)
+    evals: int = Field(ge=1, le=10**9)
+    seeds: int = Field(ge=1, le=100_000)
+    prices: Prices = EQUAL
+    inputs: dict[str, Inputs | None] | None = None
+    input_changes: list[str] | None = None
+    configurations: list[Planned]
 
     def save(self, out: Path) -> None:
         """Write state.json."""
-        content = {
-            "budget": {"kind": self.budget.kind, "amount": self.budget.amount},
-            "evals": self.evals,
-            "seeds": self.seeds,
-            "prices": self.prices.to_json(),
-            "inputs": self.inputs,
-            "input_changes": self.input_changes,
-            "configurations": [planned.entry() for planned in self.planned.values()],
-        }
-        write_json(out / STATE, content)
+        write_json(out / STATE, self.model_dump(mode="json", exclude_unset=True))
 
     @classmethod
     def read(cls, out: Path) -> Record:
@@ -148,31 +160,12 @@ class Record:
         Raises:
             DiffrlError: there is none, or it is damaged.
         """
-        return cls.of_state(read_state(out), str(out / STATE))
-
-    @classmethod
-    def of_state(cls, state: dict[str, Any], where: str) -> Record:
-        """Make it of what `save` wrote.
-
-        Args:
-            state: the content.
-            where: it was read from, to begin a message with.
-
-        Raises:
-            DiffrlError: it is damaged, or a configuration is not what this version reads.
-        """
-        require_shape(Plan, state, where)
-        planned = {
-            entry["label"]: Planned(
-                Candidate(entry["label"], entry["path"], tuple(entry["overrides"])),
-                make_config(entry["config"], f"{where}, {entry['label']}"),
-                entry["iteration_cost"],
-                entry["iteration_seconds"],
-            )
-            for entry in state["configurations"]
-        }
-        prices = prices_of(state.get("prices"))
-        return cls(Budget(**state["budget"]), state["evals"], state["seeds"], prices, planned)
+        try:
+            return read_stored(out / STATE, cls)
+        except FileNotFoundError as error:
+            raise ConfigError(
+                f"A comparison is a directory with a {STATE} that `diffrl compare` made. Got {str(out)!r}."
+            ) from error
 
 
 def require_inputs_alike(out: Path, now: dict[str, Inputs], accept: bool) -> list[str]:
@@ -191,7 +184,7 @@ def require_inputs_alike(out: Path, now: dict[str, Inputs], accept: bool) -> lis
     """
     if not (out / STATE).is_file():
         return []
-    before, lines = read_state(out).get("inputs") or {}, []
+    before, lines = Record.read(out).inputs or {}, list[str]()
     for label, digests in now.items():
         if label in before or not before:
             kinds = (*TRAINED_WITH, *MEASURED_WITH)
@@ -201,7 +194,7 @@ def require_inputs_alike(out: Path, now: dict[str, Inputs], accept: bool) -> lis
 
 def earlier_changes(out: Path) -> list[str]:
     """Return what was said where a comparison went on with other inputs; nothing of a new one."""
-    return list(read_state(out).get("input_changes") or []) if (out / STATE).is_file() else []
+    return list(Record.read(out).input_changes or []) if (out / STATE).is_file() else []
 
 
 def earlier_plan(
@@ -212,19 +205,19 @@ def earlier_plan(
     evals: int,
     prices: Prices,
     seeds: int,
-) -> dict[str, Planned]:
-    """What was planned in this directory before; it may grow by configurations and seeds, and changes in nothing else.
+) -> list[Planned]:
+    """Return what was planned in this directory before: it may grow by configurations and seeds, no more.
 
     Raises:
         ConfigError: it would change, or the directory is used for something else.
     """
     if not out.exists() or (out.is_dir() and all(entry.name == LOCK for entry in out.iterdir())):
-        return {}
+        return []
     if not (out / STATE).is_file():
         raise ConfigError(f"--out must be a new directory, or a comparison's. Got {out}. Choose another.")
     before = Record.read(out)
-    if not before.planned:  # nothing was trained: every configuration failed before it could be timed
-        return {}
+    if not before.configurations:  # nothing was trained: every configuration failed before it could be timed
+        return []
     problems = [
         f"{name} was {old} when this comparison began. Got {new}."
         for name, old, new in (
@@ -237,22 +230,23 @@ def earlier_plan(
     if seeds < before.seeds:
         problems.append(f"--seeds was {before.seeds} when this comparison began. Got {seeds}. It can only grow.")
     now = dict(zip((candidate.label for candidate in candidates), configs, strict=True))
-    for label, planned in before.planned.items():
+    for planned in before.configurations:
+        label, earlier = planned.label, planned.resolve(out / STATE)
         if label not in now:
             problems.append(f"{label!r} belongs to this comparison and is missing. Name it too.")
-        elif _essence(now[label]) != _essence(planned.config):
-            problems.append(f"{label!r} is not what it was when this comparison began: {_difference(now, planned)}.")
+        elif changes := _differences(earlier, now[label]):
+            problems.append(f"{label!r} is not what it was when this comparison began: {', '.join(changes)}.")
     if problems:
         advice = "Go on with what it was, or compare in a new directory."
         raise ConfigError([*problems[:-1], f"{problems[-1]} {advice}"], str(out))
-    return before.planned
+    return before.configurations
 
 
-def _difference(by_label: dict[str, Config], planned: Planned) -> str:
-    """The keys that differ, as "a.b was 1 and is 2"."""
-    old, new = _flat(_essence(planned.config)), _flat(_essence(by_label[planned.candidate.label]))
+def _differences(before: Config, now: Config) -> list[str]:
+    """Return the keys of what a user decides that differ, as "a.b was 1 and is 2"."""
+    old, new = _flat(_essence(before)), _flat(_essence(now))
     keys = [key for key in {**old, **new} if old.get(key) != new.get(key)]
-    return ", ".join(f"{key} was {json.dumps(old.get(key))} and is {json.dumps(new.get(key))}" for key in keys)
+    return [f"{key} was {json.dumps(old.get(key))} and is {json.dumps(new.get(key))}" for key in keys]
 
 
 def _flat(node: dict[str, Any], prefix: str = "") -> dict[str, Any]:
@@ -263,23 +257,23 @@ def _flat(node: dict[str, Any], prefix: str = "") -> dict[str, Any]:
 
 
 def _essence(config: Config) -> dict[str, Any]:
-    """What a user decides: all but the keys that a comparison sets."""
+    """Return what a user decides: all but the keys that a comparison sets."""
     data = plain(config)
     return data | {"run": {key: value for key, value in data["run"].items() if key not in DECIDED}}
 
 
 def same_run(one: Config, other: Config) -> bool:
-    """Whether two configurations train the same, wherever they are kept."""
+    """Return whether two configurations train the same, wherever they are kept."""
     return changed(one, run={"dir": "-"}) == changed(other, run={"dir": "-"})
 
 
 def plain(config: Config) -> dict[str, Any]:
-    """A configuration as JSON has it."""
+    """Return a configuration as JSON has it."""
     return config.model_dump(mode="json")
 
 
 def changed(config: Config, **sections: dict[str, Any]) -> Config:
-    """A configuration with other values in some sections, checked again.
+    """Return a configuration with other values in some sections, checked again.
 
     Raises:
         ConfigError: the values do not fit.

@@ -23,12 +23,12 @@ STOPPED = 130
 
 
 def cores() -> int:
-    """Processor cores that this process may use."""
+    """Return the processor cores that this process may use."""
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
 def threads_each(at_once: int) -> dict[str, str]:
-    """The environment that gives each of several processes its share of the cores; one alone keeps what it has.
+    """Return the environment that gives each of several processes its share of the cores; one alone keeps what it has.
 
     Args:
         at_once: processes.

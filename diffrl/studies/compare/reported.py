@@ -2,46 +2,63 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
+
+from pydantic import BeforeValidator
 
 from diffrl.errors import DiffrlError
 from diffrl.files import read_own
 from diffrl.studies.compare.pairing import report_source
-from diffrl.studies.compare.shapes import Evaluated, require_shape
+from diffrl.studies.compare.stored import Count, Number, Stored, parse_stored
 
 EVALUATIONS = "evaluations.jsonl"
 BASE, ALIGNED = "base", "aligned"
 
 
-@dataclass(frozen=True)
-class Reported:
-    """One row: a mean on the report split.
+def _without_null(values: Any) -> Any:
+    """Leave out the numbers that were not finite."""
+    return {key: value for key, value in values.items() if value is not None} if isinstance(values, dict) else values
+
+
+Numbers = Annotated[dict[str, Number], BeforeValidator(_without_null)]
+
+
+class Reported(Stored):
+    """A row of evaluations.jsonl, as `diffrl evaluate` writes it (`diffrl.export.measured.Measured`).
 
     Args:
         weights: "aligned", or "base" before alignment.
         guidance_scale: 1 is off.
-        prompts: their source.
         n: samples that could be scored.
+        failed: the others.
         means: by reward, and "reward/part".
         digest: of the weights, sha256.
-        variety: diversity and distance to the base; empty where they were not asked for.
+        variety: diversity and distance to the base; None where they were not asked for.
+        iteration: of the checkpoint; 0 for base.
+        prompts: their source.
+        steps: of the denoising.
+        solver: its solver.
+        noise_seed: of the noise.
     """
 
     weights: str
-    guidance_scale: float
-    prompts: str
-    n: int
-    means: Mapping[str, float]
-    digest: str | None
-    variety: Mapping[str, float] = field(default_factory=dict)
+    guidance_scale: Number
+    n: Count
+    failed: Count = 0
+    means: Numbers
+    digest: str | None = None
+    variety: Numbers | None = None
+    iteration: Count | None = None
+    prompts: str | None = None
+    steps: Count | None = None
+    solver: str | None = None
+    noise_seed: int | None = None
 
 
 def read_reported(run: Path, config: Mapping[str, Any], iterations: int) -> tuple[Reported, ...]:
-    """The rows of a finished run that count: on the report split, of the last iteration, drawn as its evaluations were.
+    """Read the rows of a finished run that count: on the report split, of the last iteration, sampled as it evaluates.
 
     Args:
         run: its directory.
@@ -57,50 +74,35 @@ def read_reported(run: Path, config: Mapping[str, Any], iterations: int) -> tupl
     path, source, settings = run / EVALUATIONS, report_source(config), config["eval"]
     if source is None or not path.is_file():
         return ()
-    wanted = {
-        "prompts": source,
-        "steps": settings.get("steps"),
-        "solver": settings.get("solver"),
-        "noise_seed": settings.get("seed"),
-    }
+    wanted = (source, *(settings.get(name) for name in ("steps", "solver", "seed", "samples")))
     newest: dict[tuple[str, float], Reported] = {}
     for row in read_rows(path):
-        of_end = row.get("iteration") == (iterations if row.get("weights") == ALIGNED else 0)
-        whole = row.get("n", 0) + row.get("failed", 0) == settings.get("samples")
-        if of_end and whole and all(row.get(key) == value for key, value in wanted.items()):
-            numbers = {
-                name: {key: value for key, value in (row.get(name) or {}).items() if value is not None}
-                for name in ("means", "variety")
-            }
-            one = Reported(row["weights"], row["guidance_scale"], source, row["n"], digest=row.get("digest"), **numbers)
-            newest[one.weights, one.guidance_scale] = one
+        of_end = row.iteration == (iterations if row.weights == ALIGNED else 0)
+        if of_end and (row.prompts, row.steps, row.solver, row.noise_seed, row.n + row.failed) == wanted:
+            newest[row.weights, row.guidance_scale] = row
     return tuple(newest.values())
 
 
-def read_rows(path: Path) -> list[dict[str, Any]]:
+def read_rows(path: Path) -> list[Reported]:
     """Read a run's evaluations.jsonl.
 
     Raises:
         DiffrlError: it cannot be read, or a line is damaged.
     """
-    rows = []
     try:
         lines = read_own(path).decode(errors="replace").splitlines()
     except OSError as error:
         raise DiffrlError(f"{path} cannot be read: {error}. Move it away.") from error
-    for number, line in enumerate(lines, start=1):
-        try:
-            row = json.loads(line)
-        except (ValueError, RecursionError) as error:
-            raise DiffrlError(f"{path}, line {number} is damaged: {error}. Remove that line.") from error
-        rows.append(require_shape(Evaluated, row, f"{path}, line {number}"))
-    return rows
+    return [
+        parse_stored(Reported, line, f"{path}, line {number}", "Remove that line.")
+        for number, line in enumerate(lines, start=1)
+    ]
 
 
 def missing(
     reported: Sequence[Reported], guidances: Sequence[float], with_base: bool, varied: bool = False
 ) -> tuple[list[float], bool]:
-    """What is still to be measured of a run: the guidances, and whether of its model before alignment too.
+    """Return what is still to be measured of a run: the guidances, and whether of its model before alignment too.
 
     Args:
         reported: what has been measured.

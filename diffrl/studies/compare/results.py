@@ -1,4 +1,4 @@
-"""What a comparison has found: the curve of each run, and what the runs of a configuration have in common.
+"""What a comparison has measured: the curve of each run, and what the runs of a configuration have in common.
 
 Costs are those of training iterations alone; evaluations and checkpoints are left out.
 """
@@ -12,17 +12,15 @@ from pathlib import Path
 from typing import Any
 
 from diffrl.cost.meter import PURPOSES
-from diffrl.cost.prices import EQUAL, Prices, prices_of
+from diffrl.cost.prices import EQUAL, Prices
 from diffrl.errors import ConfigError, DiffrlError
 from diffrl.statistics import Estimate, mean_estimate
+from diffrl.studies.compare.arguments import Budget
 from diffrl.studies.compare.curves import Point, Reached, cost_of_run, cost_to
 from diffrl.studies.compare.pairing import report_source, unpaired
+from diffrl.studies.compare.plan import Planned, Record
 from diffrl.studies.compare.reported import ALIGNED, read_reported
-from diffrl.studies.compare.shapes import Metrics, Priced, State, Summary, read_shaped, require_shape, shaped_rows
-from diffrl.tracking.metrics import read_metrics
-
-STATE = "state.json"
-COSTS = ("evaluations", "seconds")
+from diffrl.studies.compare.stored import COSTS, Priced, Summary, read_rows_of, read_stored, require_fit
 
 
 @dataclass(frozen=True)
@@ -50,11 +48,11 @@ class RunResult:
 
     @property
     def gain(self) -> float:
-        """Score after training less the score before, on the curve's prompts."""
+        """Return score after training less the score before, on the curve's prompts."""
         return self.curve[-1].score - self.curve[0].score
 
     def cost_to(self, target: float, cost: str) -> float | None:
-        """Evaluations, seconds or iterations to a score, on the run's monotone curve; None if it is not reached."""
+        """Return the cost of a score on the run's monotone curve; None if it is not reached."""
         return cost_of_run(self.curve, target, cost)
 
 
@@ -63,69 +61,70 @@ class Arm:
     """A configuration with its finished runs.
 
     Args:
-        label: its name in table and figure.
-        folder: of its runs, within the comparison's.
+        plan: its entry of state.json.
         planned: runs that there will be.
         runs: those that have finished, by seed.
-        planned_as: its entry of state.json.
     """
 
-    label: str
-    folder: str
+    plan: Planned
     planned: int
     runs: tuple[RunResult, ...]
-    planned_as: Mapping[str, Any]
+
+    @property
+    def label(self) -> str:
+        """Return name in table and figure."""
+        return self.plan.label
 
     @property
     def guidance_scale(self) -> float:
-        """Of its held-out evaluations."""
-        return float(self.planned_as["config"]["eval"].get("guidance_scale", 1.0))
+        """Return that of its held-out evaluations."""
+        return self.plan.config.eval.guidance_scale
 
     @property
     def report(self) -> str | None:
-        """Source of the prompts of its final number; None without a world."""
-        return report_source(self.planned_as["config"])
+        """Return source of the prompts of its final number; None without a world."""
+        return report_source(self.plan.settings)
 
     @property
     def before(self) -> float:
-        """Mean score before training."""
+        """Return mean score before training."""
         return self.mean(lambda run: run.curve[0].score)
 
     @property
     def after(self) -> Estimate:
-        """Score after training, on the prompts of the curve."""
+        """Return score after training, on the prompts of the curve."""
         return mean_estimate([run.curve[-1].score for run in self.runs])
 
     @property
     def gain(self) -> float:
-        """Mean gain of the runs."""
+        """Return mean gain of the runs."""
         return self.mean(lambda run: run.gain)
 
     @property
     def spread(self) -> float:
-        """Best score after training less the worst."""
+        """Return best score after training less the worst."""
         scores = [run.curve[-1].score for run in self.runs]
         return max(scores) - min(scores)
 
     @property
     def peak_memory_bytes(self) -> int:
-        """The most memory that any of the runs held."""
+        """Return the most memory that any of the runs held."""
         return max(run.peak_memory_bytes for run in self.runs)
 
     def mean(self, value: Callable[[RunResult], float]) -> float:
-        """Mean of a number over the runs."""
+        """Return mean of a number over the runs."""
         return statistics.fmean(map(value, self.runs))
 
     def cost(self, cost: str) -> float:
-        """Mean evaluations or seconds of a run."""
+        """Return mean evaluations or seconds of a run."""
         return self.mean(lambda run: getattr(run.curve[-1], cost))
 
     def cost_to(self, target: float, cost: str) -> Reached:
-        """Evaluations or seconds to a score, see `curves.cost_to`."""
+        """Return evaluations or seconds to a score, see `curves.cost_to`."""
         return cost_to([run.curve for run in self.runs], target, cost)
 
     def on_report(self, weights: str, guidance_scale: float) -> Estimate | None:
-        """The metric on the report split over the runs that were measured so; None if none was.
+        """Return the metric on the report split over the runs that were measured so; None if none was.
 
         Args:
             weights: "aligned" or "base".
@@ -136,7 +135,7 @@ class Arm:
         return mean_estimate(values) if values else None
 
     def band(self, cost: str) -> tuple[list[float], list[Estimate]]:
-        """Mean cost and score, both as measured, after each iteration that every run was evaluated after."""
+        """Return mean cost and score, both as measured, after each iteration that every run was evaluated after."""
         curves = [{point.iteration: point for point in run.curve} for run in self.runs]
         shared = sorted(set.intersection(*(set(curve) for curve in curves)))
         points = [[curve[iteration] for curve in curves] for iteration in shared]
@@ -158,7 +157,7 @@ class Comparison:
     """
 
     metric: str
-    budget: Mapping[str, Any]
+    budget: Budget
     arms: tuple[Arm, ...]
     notes: tuple[str, ...]
     prices: Prices = EQUAL
@@ -166,7 +165,7 @@ class Comparison:
 
     @property
     def final(self) -> str | None:
-        """Source of the prompts of the final numbers: the report split, if the runs have their numbers there.
+        """Return source of the prompts of the final numbers: the report split, if the runs have their numbers there.
 
         None if no run has one, and where there is no such split: the curve's last point stands in.
         """
@@ -175,26 +174,12 @@ class Comparison:
         return self.arms[0].report if runs and measured else None
 
     def score(self, arm: Arm, run: RunResult) -> float:
-        """The final number of a run of an arm, see `final`."""
+        """Return the final number of a run of an arm, see `final`."""
         return run.curve[-1].score if self.final is None else run.reported[ALIGNED, arm.guidance_scale]
 
     def mean_score(self, arm: Arm) -> Estimate:
-        """The final number of an arm over its seeds, at least one."""
+        """Return the final number of an arm over its seeds, at least one."""
         return mean_estimate([self.score(arm, run) for run in arm.runs])
-
-
-def read_state(directory: Path) -> dict[str, Any]:
-    """The plan that a comparison keeps to.
-
-    Raises:
-        DiffrlError: there is none, or it is damaged.
-    """
-    try:
-        return dict(read_shaped(directory / STATE, State))
-    except FileNotFoundError as error:
-        raise ConfigError(
-            f"A comparison is a directory with a {STATE} that `diffrl compare` made. Got {str(directory)!r}."
-        ) from error
 
 
 def collect(directory: str | Path, metric: str | None = None, prices: Prices | None = None) -> Comparison:
@@ -209,42 +194,42 @@ def collect(directory: str | Path, metric: str | None = None, prices: Prices | N
         DiffrlError: no comparison there, or a run without that metric.
     """
     directory = Path(directory)
-    state = read_state(directory)
-    if not state["configurations"]:
+    record = Record.read(directory)
+    if not record.configurations:
         raise ConfigError(
             f"There is nothing to report in {directory}: no configuration could be trained. See its logs."
         )
-    metric, paid = metric or default_metric(state), prices_of(state.get("prices"))
-    prices = prices or paid
-    arms, notes = [], list(state.get("input_changes") or [])
-    for entry in state["configurations"]:
-        label, runs, unfinished = entry["label"], [], []
-        for number in range(state["seeds"]):
-            path = directory / entry["folder"] / f"seed-{number}"
+    first = record.configurations[0].config.eval.rewards[0]
+    metric, prices = metric or first.label or first.name, prices or record.prices
+    arms, notes = [], list(record.input_changes or [])
+    for planned in record.configurations:
+        label, runs, unfinished = planned.label, [], []
+        for number in range(record.seeds):
+            path = directory / planned.folder / f"seed-{number}"
             if not (path / "summary.json").is_file():
                 unfinished.append(str(number))
                 continue
-            run, unscored = read_run(path, number, metric, entry["config"], prices)
+            run, unscored = read_run(path, number, metric, planned.settings, prices)
             if unscored:
                 notes.append(f"{label}: seed {number} has no score in {unscored} of its evaluations.")
             runs.append(run)
         if unfinished:
             which = ", ".join(unfinished)
-            notes.append(
-                f"{label}: {len(unfinished)} of {state['seeds']} runs not finished and left out (seed {which})."
-            )
-        arms.append(Arm(label, entry["folder"], state["seeds"], tuple(runs), entry))
+            notes.append(f"{label}: {len(unfinished)} of {record.seeds} runs not finished and left out (seed {which}).")
+        arms.append(Arm(planned, record.seeds, tuple(runs)))
     arms, unmeasured = only_measured(arms)
     notes += unmeasured
-    apart = unpaired({arm.label: arm.planned_as["config"] for arm in arms}, metric)
+    apart = unpaired({arm.label: arm.plan.settings for arm in arms}, metric)
     notes += [f"Runs of one seed are no pairs, and are not subtracted: {reason}" for reason in apart]
-    if prices.name != paid.name:
-        notes.append(f"Costs are by other prices than the budget's, {paid.name}: runs are not of equal cost by them.")
-    return Comparison(metric, state["budget"], tuple(arms), tuple(notes), prices, not apart)
+    if prices.name != record.prices.name:
+        notes.append(
+            f"Costs are by other prices than the budget's, {record.prices.name}: runs are not of equal cost by them."
+        )
+    return Comparison(metric, record.budget, tuple(arms), tuple(notes), prices, not apart)
 
 
 def only_measured(arms: Sequence[Arm]) -> tuple[list[Arm], list[str]]:
-    """Where some runs have their number on the report split, those that have none are left out, and named.
+    """Return where some runs have their number on the report split, those that have none are left out, and named.
 
     They were interrupted, or measured otherwise. Where no run has one, all are kept: the curve's prompts stand in.
     """
@@ -265,16 +250,10 @@ def only_measured(arms: Sequence[Arm]) -> tuple[list[Arm], list[str]]:
     return kept, notes
 
 
-def default_metric(state: Mapping[str, Any]) -> str:
-    """The first held-out reward of the first configuration."""
-    first = state["configurations"][0]["config"]["eval"]["rewards"][0]
-    return str(first.get("label") or first["name"])
-
-
 def read_run(
     path: Path, number: int, metric: str, config: Mapping[str, Any], prices: Prices = EQUAL
 ) -> tuple[RunResult, int]:
-    """A finished run, and how many of its evaluations have no score.
+    """Return a finished run, and how many of its evaluations have no score.
 
     Args:
         path: its directory.
@@ -287,9 +266,9 @@ def read_run(
         DiffrlError: the run does not have the metric, or not what its iterations cost; or what it explores in has no
             price.
     """
-    summary = read_shaped(path / "summary.json", Summary)
+    summary = read_stored(path / "summary.json", Summary)
     column = f"held_out/{metric}"
-    every = shaped_rows(path / "metrics.jsonl", Metrics, read_metrics(path / "metrics.jsonl"))
+    every = read_rows_of(path)
     rows = [row for row in every if column in row]
     if not rows:
         raise ConfigError(
@@ -309,22 +288,18 @@ def read_run(
     )
     if not curve:
         raise DiffrlError(f"A run that is compared must have a score. None of {path}'s held-out samples got one.")
-    iterations, reported = summary["iterations"], read_reported(path, config, summary["iterations"])
-    finals = {
-        (one.weights, one.guidance_scale): one.means[metric] for one in reported if one.means.get(metric) is not None
-    }
-    end = (ALIGNED, float(config["eval"].get("guidance_scale", 1.0)))
-    last = next((one for one in reported if (one.weights, one.guidance_scale) == end), None)
+    reported = {(one.weights, one.guidance_scale): one for one in read_reported(path, config, summary.iterations)}
+    finals = {key: one.means[metric] for key, one in reported.items() if metric in one.means}
     others: dict[str, float] = {}
-    if last is not None:
+    if last := reported.get((ALIGNED, float(config["eval"].get("guidance_scale", 1.0)))):
         others = {name: value for name, value in last.means.items() if "/" not in name and name != metric}
-        others |= last.variety
-    result = RunResult(number, curve, iterations, summary["updates"], summary["peak_memory_bytes"], finals, others)
+        others |= last.variety or {}
+    result = RunResult(number, curve, summary.iterations, summary.updates, summary.peak_memory_bytes, finals, others)
     return result, len(rows) - len(curve)
 
 
 def priced(rows: Sequence[Mapping[str, Any]], config: Mapping[str, Any], prices: Prices) -> dict[int, float]:
-    """What training had cost after each iteration, by a price table.
+    """Return what training had cost after each iteration, by a price table.
 
     Args:
         rows: of metrics.jsonl, all of them, in order.
@@ -339,12 +314,12 @@ def priced(rows: Sequence[Mapping[str, Any]], config: Mapping[str, Any], prices:
     """
     if prices.name == EQUAL.name:
         return {row["iteration"]: float(row["cost/evaluations"]) for row in rows if "cost/evaluations" in row}
-    require_shape(Priced, config, "The plan of a comparison")
-    explore = config["rollout"].get("explore")
-    precision = None if explore is None else explore["precision"]
+    settings = require_fit(Priced, config, "The plan of a comparison")
+    explore = settings.rollout.explore
+    precision = None if explore is None else explore.precision
     total, counts = {}, dict.fromkeys(PURPOSES, 0.0)
     for row in rows:
         for name in PURPOSES:
             counts[name] += row.get(f"evaluations/{name}", 0)
-        total[row["iteration"]] = prices.cost(counts, precision, config["train"]["gradient_checkpointing"])
+        total[row["iteration"]] = prices.cost(counts, precision, settings.train.gradient_checkpointing)
     return total

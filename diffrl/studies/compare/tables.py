@@ -8,24 +8,22 @@ from pathlib import Path
 from typing import Any
 
 from rich.console import Console
-from rich.table import Table
-from rich.text import Text
 
+from diffrl.display import NOTHING, console_table, markdown_table, plus_minus
 from diffrl.files import write_json
 from diffrl.statistics import Estimate
 from diffrl.studies.compare.curves import Reached
 from diffrl.studies.compare.figures import draw, draw_differences
 from diffrl.studies.compare.pairs import Pair, pairs_of, power_line
 from diffrl.studies.compare.reported import ALIGNED, BASE
-from diffrl.studies.compare.results import COSTS, Arm, Comparison
+from diffrl.studies.compare.results import Arm, Comparison
+from diffrl.studies.compare.stored import COSTS
 
 SCORES = ("configuration", "runs", "before", "after", "spread", "gain", "report")
 SIZES = ("iterations", "updates", "evaluations", "seconds", "peak memory")
 PAIR = ("pair", "seeds", "difference", "95 % interval", "p", "p (Holm)", "finding")
 NARROW = ("pair", "difference", "95 % interval", "p (Holm)", "finding")
 """As many of these columns as fit a terminal."""
-
-NOTHING = "–"
 
 
 def write_report(comparison: Comparison, directory: str | Path, target: float) -> None:
@@ -44,16 +42,16 @@ def write_report(comparison: Comparison, directory: str | Path, target: float) -
 
 
 def results(comparison: Comparison, target: float) -> dict[str, Any]:
-    """Everything, curves included, ready for JSON."""
+    """Return everything, curves included, ready for JSON."""
     return {
         "metric": comparison.metric,
-        "budget": dict(comparison.budget),
-        "prices": comparison.prices.to_json(),
+        "budget": asdict(comparison.budget),
+        "prices": asdict(comparison.prices),
         "target": target,
         "final": comparison.final,
         "configurations": [
             {
-                **arm.planned_as,
+                **arm.plan.model_dump(exclude_unset=True),
                 "runs_planned": arm.planned,
                 "runs": [
                     asdict(run)
@@ -89,7 +87,7 @@ def _summary(arm: Arm, target: float) -> dict[str, Any]:
 
 
 def table_rows(comparison: Comparison, target: float) -> list[dict[str, str]]:
-    """One row a configuration, as text: column -> cell."""
+    """Return one row a configuration, as text: column -> cell."""
     return [_row(arm, target) for arm in comparison.arms]
 
 
@@ -118,20 +116,17 @@ def _row(arm: Arm, target: float) -> dict[str, str]:
 
 
 def mean_text(estimate: Estimate | None) -> str:
-    """0.812 ± 0.021: a mean and half of its 95 % interval; one value alone without."""
-    if estimate is None:
-        return NOTHING
-    half = estimate.half_width
-    return f"{estimate.mean:.3f}" if half is None else f"{estimate.mean:.3f} ± {half:.3f}"
+    """Write 0.812 ± 0.021: a mean and half of its 95 % interval; one value alone without."""
+    return NOTHING if estimate is None else plus_minus(estimate.mean, estimate.half_width)
 
 
 def target_columns(target: float) -> tuple[str, str]:
-    """Names of the columns that tell what a score cost."""
+    """Return names of the columns that tell what a score cost."""
     return f"evaluations to {target:g}", f"seconds to {target:g}"
 
 
 def cost_text(reached: Reached, form: str) -> str:
-    """2,000 (1,200 to 2,900); an end beyond the budget is "more"."""
+    """Write 2,000 (1,200 to 2,900); an end beyond the budget is "more"."""
     if reached.cost is None:
         return f"reached by {reached.reached} of {reached.runs}"
     if reached.low is None:
@@ -141,7 +136,7 @@ def cost_text(reached: Reached, form: str) -> str:
 
 
 def pair_rows(pairs: Sequence[Pair]) -> list[dict[str, str]]:
-    """One row a pair, as text: column -> cell."""
+    """Return one row a pair, as text: column -> cell."""
     rows = []
     for pair in pairs:
         d = pair.difference
@@ -153,7 +148,7 @@ def pair_rows(pairs: Sequence[Pair]) -> list[dict[str, str]]:
 
 
 def guidance_rows(comparison: Comparison) -> list[dict[str, str]]:
-    """One row a configuration on the report split: base and aligned, at every guidance that was measured.
+    """Return one row a configuration on the report split: base and aligned, at every guidance that was measured.
 
     The model before alignment is the same for every seed and is measured once.
     """
@@ -172,12 +167,12 @@ def _order(key: tuple[str, float]) -> tuple[bool, float]:
 
 
 def guidance_column(weights: str, guidance_scale: float) -> str:
-    """The name of a column: "aligned", or "aligned + CFG 3"."""
+    """Return the name of a column: "aligned", or "aligned + CFG 3"."""
     return weights if guidance_scale == 1 else f"{weights} + CFG {guidance_scale:g}"
 
 
 def markdown(comparison: Comparison, target: float) -> str:
-    """The tables with what their columns mean below."""
+    """Return the tables with what their columns mean below."""
     sections = [markdown_table(table_rows(comparison, target))]
     if pairs := pairs_of(comparison):
         sections.append(f"Paired differences of held-out {comparison.metric}:\n\n{markdown_table(pair_rows(pairs))}")
@@ -187,25 +182,13 @@ def markdown(comparison: Comparison, target: float) -> str:
     return "\n\n".join([*sections, "\n".join(captions(comparison))]) + "\n"
 
 
-def markdown_table(rows: Sequence[dict[str, str]]) -> str:
-    """Rows as Markdown has them, the first column left and the others right."""
-    columns = list(rows[0])
-    lines = ["| " + " | ".join(columns) + " |", "|---|" + "---:|" * (len(columns) - 1)]
-    lines += ["| " + " | ".join(_escaped(row[column]) for column in columns) + " |" for row in rows]
-    return "\n".join(lines)
-
-
-def _escaped(cell: str) -> str:
-    return cell.replace("\\", "\\\\").replace("|", "\\|")
-
-
 def captions(comparison: Comparison) -> list[str]:
-    """What the numbers are, and what they leave out; the line on power stands by itself."""
+    """Return what the numbers are, and what they leave out; the line on power stands by itself."""
     several = any(len(arm.runs) > 1 for arm in comparison.arms)
     seeds = " ± is the 95 % t-interval of the mean over seeds, spread is best seed less worst." if several else ""
     return [
         f"Held-out {comparison.metric}, mean over seeds.{seeds} Budget of a run: "
-        f"{comparison.budget['amount']:,g} {comparison.budget['kind']}. Evaluations are those of the network in "
+        f"{comparison.budget.amount:,g} {comparison.budget.kind}. Evaluations are those of the network in "
         "training iterations, at their prices; seconds are those of training iterations. The cost of a "
         "score is where the mean of the seeds' monotone curves (isotonic regression) is at it, with the costs at which "
         "its 95 % interval holds it; a score that some seed never reached has no cost.",
@@ -220,7 +203,7 @@ def captions(comparison: Comparison) -> list[str]:
 
 
 def final_line(comparison: Comparison) -> str:
-    """Which prompts the final numbers are of."""
+    """Return which prompts the final numbers are of."""
     if comparison.final is not None:
         return (
             f"Final numbers, and differences, are of {comparison.final}, which nothing was chosen by; before, "
@@ -234,18 +217,18 @@ def final_line(comparison: Comparison) -> str:
 
 
 def print_report(console: Console, comparison: Comparison, target: float, directory: Path) -> None:
-    """Tables that fit a terminal: scores, what the runs cost, what the target cost, pairs, guidance; then the power."""
+    """Print tables that fit a terminal: scores, what the runs cost, what the target cost, pairs, guidance, power."""
     rows = table_rows(comparison, target)
     for title, columns in (
         (f"Held-out {comparison.metric}", SCORES[:-1]),
         ("Cost of a run", ("configuration", *SIZES)),
         ("Cost of a score", ("configuration", *target_columns(target))),
     ):
-        console.print(_table(title, columns, rows))
+        console.print(console_table(title, rows, columns))
     if pairs := pairs_of(comparison):
-        console.print(_table("Paired differences", NARROW, pair_rows(pairs)))
+        console.print(console_table("Paired differences", pair_rows(pairs), NARROW))
     if guided := guidance_rows(comparison):
-        console.print(_table("On the report split", list(guided[0]), guided))
+        console.print(console_table("On the report split", guided))
     for line in (comparison.prices.told(), final_line(comparison), power_line(comparison), *comparison.notes):
         console.print(line, highlight=False, markup=False)
     console.print(f"\nThe comparison is in {directory}", highlight=False, markup=False, soft_wrap=True)
@@ -259,13 +242,3 @@ def _files(pairs: bool) -> Iterable[tuple[str, str]]:
     if pairs:
         yield "differences.png", "paired differences with their intervals"
     yield "results.json", "everything, every run's curve too"
-
-
-def _table(title: str, columns: Sequence[str], rows: Sequence[dict[str, str]]) -> Table:
-    table = Table(title=title, title_justify="left")
-    for column in columns:
-        left = column == columns[0]
-        table.add_column(column, justify="left" if left else "right", overflow="fold", min_width=14 if left else None)
-    for row in rows:
-        table.add_row(*(Text(row[column]) for column in columns))
-    return table

@@ -75,23 +75,23 @@ class Job:
 
 
 def time_all(
-    work: Work, pairs: Sequence[tuple[Candidate, Config]], earlier: dict[str, Planned]
+    work: Work, pairs: Sequence[tuple[Candidate, Config]], earlier: Sequence[Planned]
 ) -> dict[str, float | None]:
-    """Seconds of an iteration of each configuration, by label; what was timed earlier is not timed again."""
-    seconds: dict[str, float | None] = {label: planned.iteration_seconds for label, planned in earlier.items()}
+    """Return seconds of an iteration of each configuration, by label; what was timed earlier is not timed again."""
+    seconds: dict[str, float | None] = {one.label: one.iteration_seconds for one in earlier}
 
     def note(pair: tuple[Candidate, Config], measured: float | None) -> None:
         if measured is not None:
             work.report(f"{pair[0].label}: {measured:.3f} s an iteration")
             seconds[pair[0].label] = measured
 
-    untimed = [pair for pair in pairs if pair[0].label not in earlier]
+    untimed = [pair for pair in pairs if pair[0].label not in seconds]
     work.processes.each(lambda pair: _time_one(work, *pair), untimed, note)
     return seconds
 
 
 def _time_one(work: Work, candidate: Candidate, config: Config) -> float | None:
-    """Seconds of one iteration, the median of a short run; None if that run failed."""
+    """Return seconds of one iteration, the median of a short run; None if that run failed."""
     folder = work.out / candidate.folder
     shutil.rmtree(folder / PROBE, ignore_errors=True)
     short = changed(
@@ -122,14 +122,14 @@ def _time_one(work: Work, candidate: Candidate, config: Config) -> float | None:
 
 
 def train_all(work: Work, record: Record) -> None:
-    """Seed after seed, so that a comparison that is cut short still compares, and a slow hour slows all alike."""
-    runs = [(number, planned) for number in range(record.seeds) for planned in record.planned.values()]
+    """Train seed after seed, so that a comparison that is cut short still compares, and a slow hour slows all alike."""
+    runs = [(number, planned) for number in range(record.seeds) for planned in record.configurations]
     jobs = [
         Job(
             planned,
             number,
-            f"[{index}/{len(runs)}] {planned.candidate.label}, seed {number}",
-            (work.out / planned.candidate.folder / f"seed-{number}" / "summary.json").is_file(),
+            f"[{index}/{len(runs)}] {planned.label}, seed {number}",
+            (work.out / planned.folder / f"seed-{number}" / "summary.json").is_file(),
         )
         for index, (number, planned) in enumerate(runs, start=1)
     ]
@@ -143,8 +143,8 @@ def train_all(work: Work, record: Record) -> None:
 
 
 def _run_to_completion(work: Work, job: Job) -> bool:
-    """Train a run and measure it; whether it was trained."""
-    config, what = job.planned.of_seed(job.number, work.out), f"{job.planned.candidate.label}, seed {job.number}"
+    """Train a run and measure it; returns whether it was trained."""
+    config, what = job.planned.of_seed(job.number, work.out), f"{job.planned.label}, seed {job.number}"
     try:
         if not _train(work, config, what):
             return False
@@ -164,7 +164,7 @@ def _tell(work: Work, job: Job, trained: bool) -> None:
     try:
         run, _ = read_run(Path(config.run.dir) / config.run.name, job.number, metric, plain(config))
     except DiffrlError as error:
-        work.failures.append(f"{job.planned.candidate.label}, seed {job.number}: {error}")
+        work.failures.append(f"{job.planned.label}, seed {job.number}: {error}")
         return
     took = "there already" if job.there else f"in {duration(run.curve[-1].seconds)} of training"
     before, after = run.curve[0].score, run.curve[-1].score
@@ -172,7 +172,7 @@ def _tell(work: Work, job: Job, trained: bool) -> None:
 
 
 def _train(work: Work, config: Config, what: str) -> bool:
-    """Train a run, go on with it, or leave it as it is if it has finished; whether it is finished now."""
+    """Train a run, go on with it, or leave it as it is if it has finished; returns whether it has now."""
     path = Path(config.run.dir) / config.run.name
     log, source = path.with_suffix(".log"), path.with_suffix(".yaml")
     arguments = ["train", str(source)]
@@ -195,7 +195,7 @@ def _train(work: Work, config: Config, what: str) -> bool:
 
 
 def _measure(work: Work, config: Config, with_base: bool, what: str) -> None:
-    """Have `diffrl evaluate` write down in a finished run what it is worth on the report split, where there is one.
+    """Have `diffrl evaluate` write down in a finished run its scores on the report split, where there is one.
 
     Args:
         work: the comparison.

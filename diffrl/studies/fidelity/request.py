@@ -30,13 +30,13 @@ class Wanted:
 
 
 def default_steps(config: Config) -> tuple[int, ...]:
-    """Step counts that are compared if none are asked for."""
+    """Return the step counts that are compared if none are asked for."""
     e = config.rollout.explore
     return (config.rollout.steps,) if e is None or e.steps is None else (e.steps, config.rollout.steps)
 
 
 def wanted_pools(config: Config, request: FidelityRequest) -> list[Wanted]:
-    """The precisions that are compared, each with its engine."""
+    """Return the precisions that are compared, each with its engine."""
     e = config.rollout.explore
     texts = request.precision or ("bfloat16" if e is None else e.precision,)
     pools = []
@@ -50,7 +50,7 @@ def wanted_pools(config: Config, request: FidelityRequest) -> list[Wanted]:
 def request_problems(
     config: Config, request: FidelityRequest, prompts: Sequence[Prompt], candidates: int, steps: Sequence[int]
 ) -> list[str]:
-    """What of the request does not fit the configuration."""
+    """Return what of the request does not fit the configuration."""
     r, problems = config.rollout, []
     branching = r.branching_at(0)
     least, leaves = least_steps(list(branching), r.steps), r.tree.leaves_per_root
@@ -86,7 +86,7 @@ def request_problems(
 
 
 def missing_precision(wanted: Wanted, device: torch.device) -> list[str]:
-    """Why this machine cannot run a precision, in the words of the copy."""
+    """Return why this machine cannot run a precision, in the words of the copy."""
     names = (TRAINING, *PRECISIONS)
     if wanted.precision not in names:
         return [f"--precision must be one of {', '.join(names)}, or precision:engine. Got {wanted.text!r}."]

@@ -105,7 +105,7 @@ class Pool:
 
     @property
     def label(self) -> str:
-        """The precision, and what stands in for it."""
+        """Return the precision, and what stands in for it."""
         return f"{self.precision} (emulated)" if self.engine == "emulated" else self.precision
 
 
@@ -208,7 +208,7 @@ def measure_fidelity(config: Config, request: FidelityRequest) -> Fidelity:
 
 
 def _totals(setting: _Setting, steps: int) -> dict[str, int]:
-    """What a pool of so many steps counts up to, as `diffrl.pulse` has it."""
+    """Return what a pool of so many steps counts up to, as `diffrl.pulse` has it."""
     branching, pool = setting.forest.branching, len(setting.forest)
     levels = coarse_levels(setting.config.rollout.steps, list(branching), steps)[:-1]
     trees = int((setting.forest.parent < 0).sum())
@@ -253,7 +253,7 @@ def _prepare(
 
 
 def _copy(setting: _Setting, wanted: Wanted, device: torch.device) -> PolicyCopy | None:
-    """The policy in a precision, counted; None for the training precision."""
+    """Return the policy in a precision, counted; None for the training precision."""
     if wanted.precision == TRAINING:
         return None
     exclude = setting.config.explore_exclude
@@ -272,7 +272,7 @@ def _warm_up(setting: _Setting, copy: PolicyCopy | None) -> None:
 
 
 def _draw(setting: _Setting, copy: PolicyCopy | None, steps: int) -> tuple[Tensor, Tensor, Pool]:
-    """Pictures (S, 3, H, W) uint8 and rewards (S,) of the pool, and what it cost."""
+    """Return pictures (S, 3, H, W) uint8 and rewards (S,) of the pool, and what it cost."""
     s, full = setting, setting.config.rollout.steps
     levels = coarse_levels(full, list(s.forest.branching), steps)
     sampler, clock = replace(s.sampler, levels=levels), PhaseClock(device_of(s.policy.inner))
@@ -317,7 +317,7 @@ def _compare(
     without_spread: Sequence[int],
     k: int,
 ) -> dict[str, list[float]]:
-    """Every number, prompt by prompt; NaN where there is none."""
+    """Return every number, prompt by prompt; NaN where there is none."""
     numbers: dict[str, list[float]] = {name: [] for name in (*RANKING, *DIFFERENCES)}
     for i, row in enumerate(rows):
         ranking = ranking_fidelity(proxy[row], true[row], k)
@@ -335,7 +335,7 @@ def _has_spread(rewards: Tensor) -> bool:
 
 
 def _chance(rewards: Sequence[Tensor], k: int) -> dict[str, Mean]:
-    """How many of the k best and worst a random choice finds; ties at the edge count, as in `ranking_fidelity`."""
+    """Return how many of the k best and worst a random choice hits; ties count, as in `ranking_fidelity`."""
     top, bottom = [], []
     for values in rewards:
         level = values[values.isfinite()].sort().values
@@ -346,7 +346,7 @@ def _chance(rewards: Sequence[Tensor], k: int) -> dict[str, Mean]:
 
 
 def mean_over_prompts(values: Sequence[float]) -> Mean:
-    """Mean and its standard error, sample deviation / sqrt(n), of the n finite values."""
+    """Return mean and its standard error, sample deviation / sqrt(n), of the n finite values."""
     usable = torch.tensor([value for value in values if math.isfinite(value)], dtype=torch.float64)
     count = len(usable)
     error = float(usable.std()) / math.sqrt(count) if count > 1 else None
@@ -358,5 +358,5 @@ def _by_prompt(numbers: Mapping[str, Sequence[float]]) -> dict[str, list[float |
 
 
 def _plain(value: float) -> float | None:
-    """The value as JSON can write it: None for NaN."""
+    """Return the value as JSON can write it: None for NaN."""
     return value if math.isfinite(value) else None

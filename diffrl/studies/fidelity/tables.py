@@ -3,22 +3,18 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import asdict
 from pathlib import Path
 
 from rich.box import SIMPLE_HEAD
 from rich.table import Table
 
+from diffrl.display import COLORS, GREY, NOTHING, console_table, dress, make_figure, markdown_table, plus_minus
 from diffrl.files import write_json
 from diffrl.studies.fidelity.study import DIFFERENCES, RANKING, Fidelity, Mean, Pool
 
-COLORS = ("#1b7f5c", "#2b6cb0", "#b7791f", "#9b2c2c", "#6b46c1", "#4a5568")
-NOTHING = "–"
 LEADING_ZERO = re.compile(r"(?<!\d)0\.")
-
-Grid = tuple[str, Sequence[str], Sequence[Sequence[str]]]
-"""A table: its title, its columns and its rows."""
 
 
 def write_fidelity(fidelity: Fidelity, out: Path) -> list[Path]:
@@ -30,18 +26,20 @@ def write_fidelity(fidelity: Fidelity, out: Path) -> list[Path]:
     return paths
 
 
-def grids(fidelity: Fidelity) -> list[Grid]:
-    """How well each variant ranks, and what it cost."""
+def grids(fidelity: Fidelity) -> dict[str, list[dict[str, str]]]:
+    """Return by title the rows that say how well each variant ranks, and what it cost."""
     k = fidelity.settings["k"]
-    ranking = ["precision", "steps", "tau", "rho", f"top-{k}", f"bottom-{k}", "mean rank"]
-    ranks = [[p.label, str(p.steps), *(_shown(p.means[name]) for name in RANKING)] for p in fidelity.variants]
-    costs = ["precision", "steps", "runs in", "quantised", "reward Δ", "pixel Δ", "evaluations", "seconds"]
+    names = dict(zip(RANKING, ("tau", "rho", f"top-{k}", f"bottom-{k}", "mean rank"), strict=True))
+    ranks = [
+        {"precision": p.label, "steps": str(p.steps)} | {title: _shown(p.means[name]) for name, title in names.items()}
+        for p in fidelity.variants
+    ]
     spent = [_cost(pool) for pool in (fidelity.truth, *fidelity.variants)]
-    return [("Ranking of the candidates", ranking, ranks), ("What it differs in and costs", costs, spent)]
+    return {"Ranking of the candidates": ranks, "What it differs in and costs": spent}
 
 
 def notes(fidelity: Fidelity) -> list[str]:
-    """How to read the tables."""
+    """Return how to read the tables."""
     s, truth = fidelity.settings, fidelity.truth
     prompts, left_out = len(s["prompts"]), len(fidelity.without_spread)
     lines = [
@@ -67,26 +65,25 @@ def notes(fidelity: Fidelity) -> list[str]:
 
 
 def tables(fidelity: Fidelity) -> list[Table]:
-    """The tables, as the console shows them."""
-    made = []
-    for title, columns, rows in grids(fidelity):
-        table = Table(title=title, title_justify="left", box=SIMPLE_HEAD, padding=0)
-        for number, column in enumerate(columns):
-            table.add_column(column, justify="left" if number == 0 else "right", no_wrap=number == 0)
-        for row in rows:
-            table.add_row(*(LEADING_ZERO.sub(".", cell).replace(" ± ", "±") for cell in row))
-        made.append(table)
-    return made
+    """Make the tables, as the console shows them."""
+    return [
+        console_table(
+            title,
+            [{key: LEADING_ZERO.sub(".", cell).replace(" ± ", "±") for key, cell in row.items()} for row in rows],
+            box=SIMPLE_HEAD,
+            padding=0,
+        )
+        for title, rows in grids(fidelity).items()
+    ]
 
 
 def markdown(fidelity: Fidelity) -> str:
-    """Both tables and how to read them."""
+    """Write both tables and how to read them."""
     settings = fidelity.settings
     model = settings["config"]["model"]["path"] if settings["run"] is None else settings["run"]
     blocks = [f"# Fidelity of cheap pools: {model}", *notes(fidelity), "![tau and top match](fidelity.png)"]
-    for title, columns, rows in grids(fidelity):
-        aligned = ["---", *["---:"] * (len(columns) - 1)]
-        blocks += [f"## {title}", "\n".join(f"| {' | '.join(row)} |" for row in (columns, aligned, *rows))]
+    for title, rows in grids(fidelity).items():
+        blocks += [f"## {title}", markdown_table(rows)]
     versions: Mapping[str, str] = fidelity.environment["versions"]
     blocks.append(
         f"On {fidelity.environment['gpu'] or fidelity.environment['device']}, with "
@@ -97,12 +94,7 @@ def markdown(fidelity: Fidelity) -> str:
 
 def draw_fidelity(fidelity: Fidelity, destination: Path) -> None:
     """Draw tau and top match against steps, one line a precision; PNG."""
-    from matplotlib.backends.backend_agg import FigureCanvasAgg
-    from matplotlib.figure import Figure
-
-    s = fidelity.settings
-    figure = Figure(figsize=(9.0, 4.2), dpi=140, layout="constrained")
-    FigureCanvasAgg(figure)
+    s, figure = fidelity.settings, make_figure(9.0, 4.2)
     steps = sorted({pool.steps for pool in fidelity.variants})
     labels = list(dict.fromkeys(pool.label for pool in fidelity.variants))
     panels = (("tau", "Kendall's tau", 0.0), ("top_match", f"top-{s['k']} match", fidelity.chance["top_match"].mean))
@@ -123,14 +115,13 @@ def draw_fidelity(fidelity: Fidelity, destination: Path) -> None:
                 label=label,
             )
         if chance is not None:
-            axes.axhline(chance, color="#9aa5b1", linestyle=":", linewidth=1.2, label="chance")
+            axes.axhline(chance, color=GREY, linestyle=":", linewidth=1.2, label="chance")
         axes.set_title(title, fontsize=11)
         axes.set_xlabel(f"denoising steps (all: {fidelity.truth.steps})")
         axes.set_xticks(steps)
         axes.set_xlim(steps[0] - 0.5, steps[-1] + 0.5)
         axes.set_ylim(top=1.03)
-        axes.grid(alpha=0.25)
-        axes.spines[["top", "right"]].set_visible(False)
+        dress(axes)
     lines, names = figure.axes[0].get_legend_handles_labels()
     figure.legend(lines, names, loc="outside lower center", ncols=min(6, len(names)), frameon=False, fontsize=9)
     figure.suptitle(
@@ -142,24 +133,23 @@ def draw_fidelity(fidelity: Fidelity, destination: Path) -> None:
 
 
 def _aside(number: int, count: int) -> float:
-    """A little to the side, so that error bars do not hide each other."""
+    """Return a little to the side, so that error bars do not hide each other."""
     return 0.05 * (number - (count - 1) / 2)
 
 
 def _shown(mean: Mean) -> str:
-    if mean.mean is None:
-        return NOTHING
-    return f"{mean.mean:.3f}" + ("" if mean.standard_error is None else f" ± {mean.standard_error:.3f}")
+    return plus_minus(mean.mean, mean.standard_error)
 
 
-def _cost(pool: Pool) -> list[str]:
-    differences = [pool.means[name].mean if pool.means else None for name in DIFFERENCES]
-    return [
-        pool.label if pool.means else "the truth",
-        str(pool.steps),
-        pool.compute_dtype,
-        f"{pool.weights_quantised:.0%}",
-        *(NOTHING if value is None else f"{value:.4f}" for value in differences),
-        f"{pool.network_evaluations:,}",
-        f"{sum(pool.seconds.values()):.2f}",
-    ]
+def _cost(pool: Pool) -> dict[str, str]:
+    reward, pixels = (pool.means[name].mean if pool.means else None for name in DIFFERENCES)
+    return {
+        "precision": pool.label if pool.means else "the truth",
+        "steps": str(pool.steps),
+        "runs in": pool.compute_dtype,
+        "quantised": f"{pool.weights_quantised:.0%}",
+        "reward Δ": NOTHING if reward is None else f"{reward:.4f}",
+        "pixel Δ": NOTHING if pixels is None else f"{pixels:.4f}",
+        "evaluations": f"{pool.network_evaluations:,}",
+        "seconds": f"{sum(pool.seconds.values()):.2f}",
+    }

@@ -1,4 +1,4 @@
-"""The pictures of a tree: which are kept, the predicted ones decoded, all of them as illustrations."""
+"""The images of a tree: which are kept, the predicted ones decoded, all of them as illustrations."""
 
 from __future__ import annotations
 
@@ -13,27 +13,27 @@ from diffrl.models.images import BrokenPictureError
 from diffrl.models.pipeline import held
 from diffrl.trees.document import Sketch
 from diffrl.trees.illustrations import illustration, most, pace
-from diffrl.trees.record import EFFECT_IMAGES, TreeRecord, effect_image, node_picture, proxy_picture
+from diffrl.trees.record import EFFECT_IMAGES, TreeRecord, effect_image, node_image, proxy_image
 from diffrl.trees.tracing import Trace
 from diffrl.trees.update_effects import UpdateEffects
 
 
 @dataclass(frozen=True)
 class KeptTree:
-    """A tree with its pictures.
+    """A tree with its images.
 
     Args:
         record: the document.
-        pictures: the files that it names, uint8 (3, H, W) or (F, 3, H, W).
+        images: the files that it names, uint8 (3, H, W) or (F, 3, H, W).
         pace: the share of their frames that clips keep.
     """
 
     record: TreeRecord
-    pictures: Mapping[str, Tensor]
+    images: Mapping[str, Tensor]
     pace: float = 1.0
 
 
-def with_pictures(
+def with_images(
     sketch: Sketch,
     trace: Trace,
     images: Tensor,
@@ -49,51 +49,51 @@ def with_pictures(
         trace: what was seen of the iteration's first prompts.
         images: (S, 3, H, W) or (S, F, 3, H, W) uint8, all samples of the iteration.
         adapter: decodes the predicted ones.
-        decode_batch: pictures a decoder call.
-        asked: track.trees.pictures, how many of inner nodes, in the order of `pictured`.
-        effects: of splits that train; each has three pictures beside the node's own.
+        decode_batch: images a decoder call.
+        asked: track.trees.pictures, how many of inner nodes, in the order of `most_telling`.
+        effects: of splits that train; each has three images beside the node's own.
     """
     record = sketch.record
-    pictures = {node_picture(i): illustration(images[own]) for i, own in enumerate(sketch.sample) if own >= 0}
+    files = {node_image(i): illustration(images[row]) for i, row in enumerate(sketch.sample) if row >= 0}
     inner, splits = _affordable(sketch, effects, most(asked, images[0]))
     rows = torch.searchsorted(trace.nodes, torch.tensor([sketch.node[i] for i in inner], dtype=torch.int64))
     with held(adapter, "vae"):  # it travels once for all calls
         decoded = decode_whole(adapter, trace.predicted[rows.to(trace.predicted.device)], decode_batch)
-        pictures |= {node_picture(i): image for i, image in zip(inner, decoded, strict=True) if image is not None}
+        files |= {node_image(i): image for i, image in zip(inner, decoded, strict=True) if image is not None}
         for row, i in splits.items():
             assert effects is not None
             shown = decode_whole(adapter, effects.predictions(row), decode_batch)
             named = zip((effect_image(which, i) for which in EFFECT_IMAGES), shown, strict=True)
-            pictures |= {name: image for name, image in named if image is not None}
-    proxies = ((i, trace.proxies.get(place)) for i, place in enumerate(sketch.candidate))
-    pictures |= {proxy_picture(i): proxy for i, proxy in proxies if proxy is not None}
+            files |= {name: image for name, image in named if image is not None}
+    proxies = ((i, trace.proxies.get(sample)) for i, sample in enumerate(sketch.candidate))
+    files |= {proxy_image(i): proxy for i, proxy in proxies if proxy is not None}
     nodes = []
     for node in record.nodes:
-        own, proxy = node_picture(node.id), proxy_picture(node.id)
-        leaf = node.leaf and replace(node.leaf, proxy_picture=proxy if proxy in pictures else None)
-        kept = {which: name for which in EFFECT_IMAGES if (name := effect_image(which, node.id)) in pictures}
+        image, proxy = node_image(node.id), proxy_image(node.id)
+        leaf = node.leaf and replace(node.leaf, proxy_picture=proxy if proxy in files else None)
+        kept = {which: name for which in EFFECT_IMAGES if (name := effect_image(which, node.id)) in files}
         effect = node.update_effect and replace(node.update_effect, **kept)
-        nodes.append(replace(node, picture=own if own in pictures else None, leaf=leaf, update_effect=effect))
-    return KeptTree(replace(record, nodes=nodes), pictures, pace(images[0]))
+        nodes.append(replace(node, picture=image if image in files else None, leaf=leaf, update_effect=effect))
+    return KeptTree(replace(record, nodes=nodes), files, pace(images[0]))
 
 
 def _affordable(sketch: Sketch, effects: UpdateEffects | None, left: int) -> tuple[list[int], dict[int, int]]:
-    """Inner nodes whose pictures are kept, and of splits whose three are kept the row in `effects` and the node."""
+    """Return inner nodes whose images are kept, and the row in `effects` and node of splits whose three are."""
     inner, splits = list[int](), dict[int, int]()
-    for i in pictured(sketch.record):
+    for i in most_telling(sketch.record):
         if left < 1:
             break
         inner.append(i)
         left -= 1
-        row = effects.pictured(sketch.node[i]) if effects is not None else None
+        row = effects.row_of(sketch.node[i]) if effects is not None else None
         if row is not None and left >= len(EFFECT_IMAGES):
             splits[row] = i
             left -= len(EFFECT_IMAGES)
     return inner, splits
 
 
-def pictured(record: TreeRecord) -> list[int]:
-    """Return inner nodes that were drawn, those first whose pictures tell most.
+def most_telling(record: TreeRecord) -> list[int]:
+    """Return inner nodes that were sampled, those first whose images tell most.
 
     That is the path to the best sample, then to the worst, the second best, and so on; last, in the order of the nodes,
     what leads to no scored sample.
@@ -114,15 +114,15 @@ def pictured(record: TreeRecord) -> list[int]:
 
 @torch.no_grad()
 def decode_whole(adapter: ModelAdapter, latents: Tensor, decode_batch: int) -> list[Tensor | None]:
-    """Illustrations, uint8 on the CPU; None where the decoder breaks: what nobody trains on must not end a run."""
-    pictures: list[Tensor | None] = []
+    """Return illustrations, uint8; None where the decoder breaks: what nobody trains on must not end a run."""
+    images: list[Tensor | None] = []
     for piece in latents.split(decode_batch) if len(latents) else ():
         rows = list(range(len(piece)))
-        found: dict[int, Tensor] = {}
-        while rows and not found:
+        decoded: dict[int, Tensor] = {}
+        while rows and not decoded:
             try:
-                found = dict(zip(rows, map(illustration, adapter.decode(piece[rows])), strict=True))
+                decoded = dict(zip(rows, map(illustration, adapter.decode(piece[rows])), strict=True))
             except BrokenPictureError as error:
-                rows = [row for place, row in enumerate(rows) if place not in set(error.rows)]
-        pictures += [found.get(row) for row in range(len(piece))]
-    return pictures
+                rows = [row for i, row in enumerate(rows) if i not in set(error.rows)]
+        images += [decoded.get(row) for row in range(len(piece))]
+    return images
