@@ -141,15 +141,20 @@ class ModelSettings(Section):
         None,
         ge=0.1,
         le=1000,
-        description="Frames per second of a video, for scorers and files. null = the family's own; wan: 16, "
-        "hunyuan_video: 24.",
+        description="Frames per second of a video, for scorers and files. null = the family's own; "
+        + ", ".join(f"{family.name}: {family.fps:g}" for family in FAMILIES.values() if family.fps)
+        + ".",
     )
     max_sequence_length: int | None = Field(
         None,
         ge=1,
         le=MOST_OPTIONS["max_sequence_length"],
         description="Text tokens of a prompt. null = what the pipeline's diffrl.json says, else as in the stock "
-        "pipeline (sd3: 256 of T5, sana: 300, hunyuan_video: 1,000, all others: 512). An SD3 without T5 gets zeros "
+        "pipeline ("
+        + ", ".join(
+            f"{one.name}: {one.max_sequence_length:,}" for one in FAMILIES.values() if one.max_sequence_length != 512
+        )
+        + ", all others: 512). An SD3 without T5 gets zeros "
         "instead.",
     )
     true_cfg_scale: float | None = Field(

@@ -102,7 +102,7 @@ class _Calls:
 
     def _called(self, adapter: Any, samples: int, alone: bool) -> dict[str, float]:
         """Call the network with so many samples, with gradient, and where `alone` without it."""
-        rows = _rows(random_encodings(adapter, self.model.facts.name, CPU, self.pipeline.components), samples)
+        rows = _rows(random_encodings(adapter, CPU, self.pipeline.components), samples)
         latents, sigma = adapter.init_latents(lambda shape: torch.empty(samples, *shape)), torch.ones(samples)
         figures = {}
         if alone:
@@ -125,7 +125,7 @@ class _Calls:
     def sized(self, figures: Mapping[str, Bytes]) -> Activations:
         """Add what is no network call's."""
         adapter = self.adapter(**with_blocks(self.pipeline.components["transformer"].config, {}))
-        encodings = random_encodings(adapter, self.model.facts.name, CPU, self.pipeline.components)
+        encodings = random_encodings(adapter, CPU, self.pipeline.components)
         latents = adapter.init_latents(lambda shape: torch.empty(1, *shape))
         decode, pixels, sides = self._decoded(adapter, latents)
         tile, side = decode, _tile_side(adapter.pipeline.vae)

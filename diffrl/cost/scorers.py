@@ -84,7 +84,8 @@ def weights_of(reward: RewardSettings) -> Mapping[str, int] | None:
     """Repositories and parameters of a reward's weights; empty if it has none here, None if they are not known."""
     name, options = inner_name(reward), inner_options(reward)
     features = name == "diversity" and options.get("features", "pixels") != "pixels"
-    known: Mapping[str, int] = reward_facts()[name]["weights"] if name in SCORERS else {}
+    bare = name not in SCORERS or factory_of(name).spec.weights is None
+    known: Mapping[str, int] = {} if bare else reward_facts()[name]["weights"]
     own = name not in SCORERS or name == "video_mean"  # which averages a scorer that is not registered
     places = ("model",) if name == "aesthetic" else PLACES  # whose checkpoint is the small head that is always given
     if name == "preservation" and options.get("features") == "pixels":

@@ -45,41 +45,10 @@ class Case:
 SQUARE = {"height": 512, "width": 512}
 CASES = {
     "flux": Case("flux", "black-forest-labs/FLUX.1-dev", SQUARE, guidance_scale=3.5, samples=8, edges=2),
-    "flux_kontext": Case(
-        "flux_kontext", "black-forest-labs/FLUX.1-Kontext-dev", SQUARE, guidance_scale=2.5, samples=4, edges=2
-    ),
     "sd3": Case("sd3", "stabilityai/stable-diffusion-3.5-large", SQUARE, samples=8, edges=2),
     "sana": Case("sana", "Efficient-Large-Model/Sana_1600M_1024px_BF16_diffusers", {"height": 1024, "width": 1024}),
     "wan": Case("wan", "Wan-AI/Wan2.1-T2V-1.3B-Diffusers", {"height": 240, "width": 416, "frames": 33}, 20, samples=4),
-    "qwen_image": Case("qwen_image", "Qwen/Qwen-Image", SQUARE, guidance_scale=4.0, samples=4, edges=2),
-    "qwen_image_edit": Case(
-        "qwen_image_edit", "Qwen/Qwen-Image-Edit-2511", SQUARE, guidance_scale=4.0, samples=4, edges=2
-    ),
-    "z_image": Case("z_image", "Tongyi-MAI/Z-Image", SQUARE, guidance_scale=5.0, samples=8, edges=2),
-    "flux2_klein": Case(
-        "flux2_klein", "black-forest-labs/FLUX.2-klein-base-4B", SQUARE, guidance_scale=4.0, samples=8, edges=2
-    ),
-    "wan_i2v": Case(
-        "wan_i2v",
-        "Wan-AI/Wan2.1-I2V-14B-480P-Diffusers",
-        {"height": 240, "width": 416, "frames": 33},
-        20,
-        samples=2,
-        edges=1,
-    ),
-    "hunyuan_video": Case(
-        "hunyuan_video",
-        "hunyuanvideo-community/HunyuanVideo-1.5-Diffusers-480p_t2v",
-        {"height": 240, "width": 416, "frames": 33},
-        20,
-        guidance_scale=6.0,
-        samples=2,
-        edges=1,
-    ),
 }
-
-
-SPEED_CASES = {name: CASES[name] for name in ("flux", "sd3", "sana", "wan")}
 """Those whose speed is measured."""
 MEDIUM = Case("sd3", "stabilityai/stable-diffusion-3.5-medium", SQUARE, samples=8, edges=2)
 

@@ -28,7 +28,7 @@ def rows(device: torch.device, budget: Budget) -> Iterator[Row]:
     """Yield a row for each engine of each precision, on SD3.5 Medium with random weights; on a CPU on a tiny SD3."""
     cuda = device.type == "cuda"
     adapter = full_adapter(MEDIUM, device) if cuda else tiny_adapter(MEDIUM, list(WORDS))[0]
-    encodings = random_encodings(adapter, MEDIUM.family, device)
+    encodings = random_encodings(adapter, device)
     for precision, known in PRECISIONS.items():
         for engine in known.runners:
             bound = "its layers, operands, shapes and numbers are as planned"

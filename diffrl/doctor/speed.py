@@ -21,7 +21,7 @@ import torch
 from diffrl.cost.gpus import rates_of
 from diffrl.cost.meter import PhaseClock
 from diffrl.doctor.machine import Meter, describe
-from diffrl.doctor.models import SPEED_CASES, Case, full_adapter, random_encodings, tiny_adapter
+from diffrl.doctor.models import CASES, Case, full_adapter, random_encodings, tiny_adapter
 from diffrl.doctor.rows import Budget, Result, Row
 from diffrl.doctor.tiny import WORDS
 from diffrl.errors import NotHereError
@@ -56,18 +56,18 @@ MEASURED = "measured, without a bound"
 
 def rows(device: torch.device, budget: Budget) -> Iterator[Row]:
     """Yield the rows of each model, which get even shares of the time; on a CPU of tiny ones, in eager mode."""
-    names = [*SPEED_CASES] if device.type == "cuda" else [*SPEED_CASES][:1]
+    names = [*CASES] if device.type == "cuda" else [*CASES][:1]
     for number, name in enumerate(names):
         share = budget.share(len(names) - number)
         if device.type == "cuda" and share.left < LOADING:
             yield Row(name, MEASURED, _no_time)
             continue
-        case = SPEED_CASES[name]
+        case = CASES[name]
         if device.type == "cuda":
             adapter = full_adapter(case, device)
         else:
             adapter, case = tiny_adapter(case, list(WORDS))
-        bench = Bench(name, case, adapter, random_encodings(adapter, case.family, device), device)
+        bench = Bench(name, case, adapter, random_encodings(adapter, device), device)
         for what, work, needs in _measurements(bench, share):
             yield Row(f"{name}: {what}", MEASURED, partial(_result, work), max(needs, budget.left - share.left + needs))
             gc.collect()

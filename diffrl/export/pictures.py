@@ -111,7 +111,7 @@ def open_pipeline(
     if lora is not None:
         for _ in check_lora(lora, model, find_family(name), "--lora"):
             pass  # refuses it before minutes of loading
-    sizes = {"height": options.height, "width": options.width, "frames": options.frames}
+    sizes: dict[str, Any] = {"height": options.height, "width": options.width, "frames": options.frames}
     adapter = load_adapter(name, model, dtype=options.dtype, device=device, variant=options.variant, **sizes)
     if lora is not None:
         for note in attach_lora(adapter.trainable_modules(), find_family(name), lora, "--lora"):

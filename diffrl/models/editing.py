@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import TYPE_CHECKING
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any
 
 from diffrl.models.adapter import Conditioning
 from diffrl.models.picture_adapters import PackedPictureAdapter
@@ -36,6 +36,10 @@ class PackedEditingAdapter(PackedPictureAdapter):
     def encode_words(self, prompts: Sequence[str], sources: Sequence[Tensor]) -> Conditioning:
         """As `encode_prompts`; a family whose text encoder sees images as well overrides it."""
         return self.encode_prompts(prompts)
+
+    def source_shapes(self, encoders: Mapping[str, Mapping[str, Any]]) -> dict[str, tuple[int, ...]]:
+        """Return the shape of a source's packed latents."""
+        return {"source": (self.tokens, self.pipeline.transformer.config["in_channels"])}
 
     def predict(self, latents: Tensor, sigma: Tensor, conditioning: Conditioning, guidance_scale: float) -> Tensor:
         """Return velocity (B, h w / 4, 4 C) of the image that is drawn."""

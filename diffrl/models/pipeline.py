@@ -45,6 +45,8 @@ class PipelineAdapter(ABC):
     family: ClassVar[Family]
     latent_shape: tuple[int, ...]
     """Of one sample's noise."""
+    text_width: ClassVar[str] = "joint_attention_dim"
+    """What the transformer's config calls the width of a prompt's embeddings."""
 
     def __init__(self, pipeline: Any, dtype: torch.dtype, max_sequence_length: int | None = None):
         from diffrl.models.placement import Placement
@@ -197,6 +199,24 @@ class PipelineAdapter(ABC):
     @abstractmethod
     def encode_prompts(self, prompts: Sequence[str]) -> Conditioning:
         """As in `ModelAdapter`; what begins with `EMPTY` is of the empty prompt, the same in every row."""
+
+    def text_shapes(self, encoders: Mapping[str, Mapping[str, Any]]) -> dict[str, tuple[int, ...]]:
+        """Return the shape of one row of each tensor of `encode_prompts`, the empty prompt's left out.
+
+        Names that end in "mask" are Booleans, all others numbers. Plans and `diffrl doctor` draw such rows.
+
+        Args:
+            encoders: the configs of the pipeline's parts by name, as far as they are known.
+        """
+        length = self.max_sequence_length
+        shapes: dict[str, tuple[int, ...]] = {
+            "prompt_embeds": (length, self.pipeline.transformer.config[self.text_width])
+        }
+        return {**shapes, "mask": (length,)} if self.family.masks_prompts else shapes
+
+    def source_shapes(self, encoders: Mapping[str, Mapping[str, Any]]) -> dict[str, tuple[int, ...]]:
+        """Return the same of what `encode_edits` adds; nothing where no image is edited."""
+        return {}
 
     @property
     def empty_prompt_cached(self) -> bool:

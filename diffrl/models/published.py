@@ -113,10 +113,10 @@ def find_pipeline(path: str) -> Pipeline | None:
 
 
 def reward_facts() -> Mapping[str, Values]:
-    """Return what the registered rewards take, by name.
+    """Return what the registered rewards with weights take, by name.
 
-    Of each: `weights`, repositories with the parameters that the reward takes of them (none where it has no weights, or
-    small ones of another library, or asks a server); where it has some, `configs`, repositories of which config and
+    Of each: `weights`, repositories with the parameters that the reward takes of them (none where they are small ones
+    of another library, or a server's); where it has some, `configs`, repositories of which config and
     tokenizer alone are read, and `call_bytes`, what scoring a sample holds at most beside the weights, in float32
     (scripts/measure_scorers.py; `geneval` on a square, which it looks at in 800 x 800 pixels, VideoAlign on two
     seconds, of which it sees four frames). The language heads of Qwen2-VL, which no reward uses, are left out.

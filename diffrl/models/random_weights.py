@@ -12,14 +12,11 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from diffrl.models.families.hunyuan_video import GLYPH_TOKENS
 from diffrl.models.family import Family
-from diffrl.models.pipeline import PipelineAdapter
+from diffrl.models.pipeline import EMPTY, PipelineAdapter
 from diffrl.models.placement import Placement
 from diffrl.models.published import Component, Pipeline
 from diffrl.registry import resolve
-
-CLIP_TOKENS = 77
 
 
 def random_adapter(
@@ -70,54 +67,33 @@ def place_frozen(adapter: PipelineAdapter, device: torch.device) -> PipelineAdap
 
 
 def random_encodings(
-    adapter: Any, family: str, device: torch.device, parts: Mapping[str, Component] | None = None
+    adapter: PipelineAdapter, device: torch.device, parts: Mapping[str, Component] | None = None
 ) -> dict[str, Tensor]:
-    """Return random numbers in the shapes that a family's encoders give for one prompt, and for the empty one.
+    """Return random numbers in the shapes that an adapter's encoders give for one prompt, and for the empty one.
 
     Args:
         adapter: of the family.
-        family: its name.
         device: of the tensors.
         parts: of its pipeline, whose encoders may be smaller than the published ones.
 
     Raises:
         KeyError: the transformer's config does not say how wide encodings are.
     """
-    known = {name: part.config for name, part in (parts or {}).items()}
-    if family == "wan_i2v":
-        return _random_first_frame(adapter, device, known.get("image_encoder", {}))
-    config, length = adapter.transformer.config, adapter.max_sequence_length
-    widths = {"sana": "caption_channels", "wan": "text_dim", "z_image": "cap_feat_dim"}
-    widths["hunyuan_video"] = "text_embed_dim"
-    width, clip = config[widths.get(family, "joint_attention_dim")], 0
-    if family == "sd3":
-        clip = known.get("text_encoder", {}).get("max_position_embeddings", CLIP_TOKENS)
-    shapes = {"prompt_embeds": (1, length + clip, width)}
-    if family in ("sd3", "flux", "flux_kontext"):
-        shapes["pooled"] = (1, config["pooled_projection_dim"])
-    if family == "hunyuan_video":
-        shapes["glyph_embeds"] = (1, GLYPH_TOKENS, config["text_embed_2_dim"])
-    if family in ("flux_kontext", "qwen_image_edit"):
-        shapes["source"] = (1, adapter.tokens, config["in_channels"])
+    encoders = {name: part.config for name, part in (parts or {}).items()}
     generator = torch.Generator(device).manual_seed(0)
-    encodings = {n: torch.randn(s, generator=generator, device=device, dtype=adapter.dtype) for n, s in shapes.items()}
-    if family in ("sana", "qwen_image", "qwen_image_edit", "z_image", "hunyuan_video"):
-        encodings["mask"] = torch.ones(
-            (1, length), device=device, dtype=torch.int64 if family == "sana" else torch.bool
-        )
-    if family == "hunyuan_video":
-        encodings["glyph_mask"] = torch.ones((1, GLYPH_TOKENS), device=device, dtype=torch.bool)
-    if family in ("flux", "flux_kontext"):
-        return encodings
-    return encodings | {f"negative_{name}": tensor.clone() for name, tensor in encodings.items() if name != "source"}
 
+    def drawn(shapes: Mapping[str, tuple[int, ...]]) -> dict[str, Tensor]:
+        return {
+            name: torch.ones(1, *shape, device=device, dtype=torch.bool)
+            if name.endswith("mask")
+            else torch.randn(1, *shape, generator=generator, device=device, dtype=adapter.dtype)
+            for name, shape in shapes.items()
+        }
 
-def _random_first_frame(adapter: Any, device: torch.device, encoder: Mapping[str, Any]) -> dict[str, Tensor]:
-    """Return the same of Wan's image to video: words, a first frame, CLIP's tokens if the network takes them."""
-    config, words = adapter.transformer.config, (1, adapter.max_sequence_length, adapter.transformer.config.text_dim)
-    shapes = {"prompt_embeds": words, "negative_prompt_embeds": words, "first_frame": (1, *adapter.latent_shape)}
-    if config.image_dim is not None:
-        patches = encoder.get("image_size", 224) // encoder.get("patch_size", 14)
-        shapes["image_embeds"] = (1, patches**2 + 1, config.image_dim)
-    generator = torch.Generator(device).manual_seed(0)
-    return {n: torch.randn(s, generator=generator, device=device, dtype=adapter.dtype) for n, s in shapes.items()}
+    words = adapter.text_shapes(encoders)
+    empty = words if adapter.family.guidance == "classifier_free" else {}
+    return (
+        drawn(words)
+        | {EMPTY + name: row for name, row in drawn(empty).items()}
+        | drawn(adapter.source_shapes(encoders))
+    )

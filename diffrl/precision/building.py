@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from diffrl.errors import ConfigError
 from diffrl.precision.engines.base import Backend, row_major
 from diffrl.precision.layers import matches
-from diffrl.precision.weights import lora_layers, merged, plain_copy, plain_tensors
+from diffrl.precision.weights import lora_layers, merged, plain_copy, plain_tensors, structure
 
 
 @dataclass(frozen=True)
@@ -54,7 +54,7 @@ def build(source: nn.Module, backend: Backend, exclude: Sequence[str], device: t
         PrecisionError: a LoRA that cannot be merged.
     """
     kept: Mapping[str, str] = {}
-    skeleton = plain_copy(source, backend.outside_dtype, torch.device("meta"))
+    skeleton = structure(source)
     if backend.whole:
         chosen = {n: m for n, m in skeleton.named_modules() if isinstance(m, nn.Linear)}
     else:

@@ -56,6 +56,11 @@ def plain_copy(source: nn.Module, dtype: torch.dtype, device: torch.device, holl
     return plain.requires_grad_(False).eval()
 
 
+def structure(source: nn.Module) -> nn.Module:
+    """Return `plain_copy` without numbers, on the meta device."""
+    return plain_copy(source, torch.float32, torch.device("meta"))
+
+
 @torch.no_grad()
 def merged_copy(source: nn.Module, dtype: torch.dtype, device: torch.device) -> nn.Module:
     """Return `plain_copy` with the active LoRA updates added to the weights.

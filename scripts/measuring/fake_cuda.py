@@ -7,7 +7,9 @@ of this has run on a GPU.
 
 from __future__ import annotations
 
+import inspect
 import itertools
+import re
 from collections import Counter
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
@@ -17,9 +19,12 @@ import torch
 from torch._subclasses.fake_tensor import FakeTensor, unset_fake_temporarily
 from torch.utils._pytree import tree_leaves
 
+from diffrl.bundled import recipes
+from diffrl.config import load_config
 from diffrl.config.schema import EvalSettings
 from diffrl.cost.fake_mode import ALL, INDEXING, NOT, READ, FakeMode, negate, rows_of
-from diffrl.doctor.models import CASES, full_adapter, random_encodings
+from diffrl.doctor.models import Case, full_adapter, random_encodings
+from diffrl.models.published import published_pipeline
 from diffrl.records import Prompt, PromptBatch
 from diffrl.rollout.denoise import Sampler
 from diffrl.rollout.explore import explore
@@ -30,20 +35,6 @@ from diffrl.training.evaluate import draw
 
 CUDA = torch.device("cuda", 0)
 COPY = torch.ops.aten._to_copy.default
-SHALLOW = {
-    "flux": {"num_layers": 1, "num_single_layers": 1},
-    "flux_kontext": {"num_layers": 1, "num_single_layers": 1},
-    "sd3": {"num_layers": 2},
-    "sana": {"num_layers": 1},
-    "wan": {"num_layers": 1},
-    "wan_i2v": {"num_layers": 1},
-    "qwen_image": {"num_layers": 1},
-    "qwen_image_edit": {"num_layers": 1},
-    "z_image": {"n_layers": 1, "n_refiner_layers": 1},
-    "flux2_klein": {"num_layers": 1, "num_single_layers": 1},
-    "hunyuan_video": {"num_layers": 1, "num_refiner_layers": 1},
-}
-"""Two blocks or one of each model: every operation and every shape of the whole, in seconds."""
 VALUES = {torch.int64: 1, torch.int32: 1}
 
 
@@ -91,26 +82,38 @@ class FakeCuda(FakeMode):
             return func(*args, **kwargs)
 
 
-@contextmanager
-def shallow_model(family: str) -> Iterator[tuple]:
-    """A published architecture of few blocks in bfloat16 on the device, its case, and encodings of two prompts.
+def case_of(family: str) -> Case:
+    """Return the model of a family's recipe `diffrl`, at its sizes."""
+    config = load_config(recipes()[f"{family}/diffrl"])
+    size = {name: value for name in ("height", "width", "frames") if (value := getattr(config.model, name)) is not None}
+    return Case(family, config.model.path, size, guidance_scale=config.rollout.guidance_scale)
 
-    Args:
-        family: a key of `SHALLOW`.
+
+def shallow(case: Case) -> dict[str, int]:
+    """Return settings of a network with one block of each kind: all operations and shapes of the whole, in seconds.
+
+    SD3 has two: its last block is unlike the others.
     """
-    case, cpu = CASES[family], torch.device("cpu")
+    network = published_pipeline(case.path).components["transformer"].made
+    counts = [name for name in inspect.signature(network).parameters if re.fullmatch(r"(num|n)_(\w+_)?layers", name)]
+    return dict.fromkeys(counts, 2 if case.family == "sd3" else 1)
+
+
+@contextmanager
+def shallow_model(case: Case) -> Iterator[tuple]:
+    """Yield a published architecture of few blocks in bfloat16 on the device, and encodings of two prompts."""
     with patch.object(torch.nn.Module, "_apply", lambda module, *_, **__: module):  # it is there, in its dtype
-        adapter = full_adapter(case, CUDA, **SHALLOW[family])
-        one = random_encodings(adapter, family, cpu)
-        yield adapter, case, {name: value.repeat(2, *[1] * (value.ndim - 1)).to(CUDA) for name, value in one.items()}
+        adapter = full_adapter(case, CUDA, **shallow(case))
+        one = random_encodings(adapter, torch.device("cpu"))
+        yield adapter, {name: value.repeat(2, *[1] * (value.ndim - 1)).to(CUDA) for name, value in one.items()}
 
 
-def drawn(cuda: FakeCuda, family: str, **options) -> tuple:
+def drawn(cuda: FakeCuda, case: Case, **options) -> tuple:
     """Return a recorded tree of each of two prompts, four steps of which the first and the third split.
 
     Args:
         cuda: entered.
-        family: a key of `SHALLOW`.
+        case: the model.
         **options: of `regenerate`.
 
     Returns:
@@ -118,7 +121,7 @@ def drawn(cuda: FakeCuda, family: str, **options) -> tuple:
     """
     forest, waits = plan_forest(2, 1, {0: 2, 2: 2}), []
     batch = PromptBatch([Prompt("a"), Prompt("b")], range(2), 0)
-    with shallow_model(family) as (adapter, case, conditioning):
+    with shallow_model(case) as (adapter, conditioning):
         sigmas = adapter.sigmas(4)
         transition = make_transition("flow_sde", sigmas, noise_level=0.7)
         rollout = regenerate(
@@ -132,14 +135,14 @@ def drawn(cuda: FakeCuda, family: str, **options) -> tuple:
     return rollout, [dict(after - before) for before, after in itertools.pairwise(waits)]
 
 
-def explored_and_evaluated(family: str) -> tuple[torch.Tensor, torch.Tensor]:
+def explored_and_evaluated(case: Case) -> tuple[torch.Tensor, torch.Tensor]:
     """Return pictures of a pool of two prompts' candidates, and of a held-out evaluation; a `FakeCuda` must be entered.
 
     Args:
-        family: a key of `SHALLOW`.
+        case: the model.
     """
     forest, batch = plan_forest(2, 3, {}), PromptBatch([Prompt("a"), Prompt("b")], range(2), 0)
-    with shallow_model(family) as (adapter, case, conditioning):
+    with shallow_model(case) as (adapter, conditioning):
         sampler = Sampler(adapter.sigmas(3), guidance_scale=case.guidance_scale, micro_batch=4)
         roots = root_addresses(forest, batch, 0)
         pool = explore(adapter, conditioning, batch, forest, roots, sampler, decode_batch=2)
@@ -152,6 +155,6 @@ def explored_and_evaluated(family: str) -> tuple[torch.Tensor, torch.Tensor]:
 def waits_of_steps(family: str) -> Mapping[str, Mapping[str, int]]:
     """What a deterministic and a stochastic step of a recorded rollout make the host wait for, as `FakeCuda` counts."""
     with FakeCuda() as cuda:
-        _, (_, stochastic, deterministic, _) = drawn(cuda, family)
+        _, (_, stochastic, deterministic, _) = drawn(cuda, case_of(family))
     steps = {"deterministic step": deterministic, "stochastic step": stochastic}
     return {name: {what: waits.get(what, 0) for what in WAITS} for name, waits in steps.items()}

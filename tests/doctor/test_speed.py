@@ -13,24 +13,13 @@ from diffrl.doctor.rows import Budget, answer
 CPU = torch.device("cpu")
 SMALLER = {
     "flux": {"num_layers": 1, "num_single_layers": 1, "num_attention_heads": 2, "joint_attention_dim": 64},
-    "flux_kontext": {"num_layers": 1, "num_single_layers": 1, "num_attention_heads": 2, "joint_attention_dim": 64},
     "sd3": {"num_layers": 2, "num_attention_heads": 2, "caption_projection_dim": 128, "joint_attention_dim": 64},
     "sana": {
         "num_layers": 1, "num_attention_heads": 4, "num_cross_attention_heads": 2, "cross_attention_head_dim": 64,
         "cross_attention_dim": 128, "caption_channels": 64,
     },
     "wan": {"num_layers": 1, "num_attention_heads": 1, "ffn_dim": 128, "text_dim": 64},
-    "qwen_image": {"num_layers": 1, "num_attention_heads": 1, "joint_attention_dim": 64},
-    "z_image": {"n_layers": 1, "n_refiner_layers": 1, "n_heads": 1, "n_kv_heads": 1, "dim": 128, "cap_feat_dim": 64},
-    "flux2_klein": {"num_layers": 1, "num_single_layers": 1, "num_attention_heads": 1, "joint_attention_dim": 64},
-    "wan_i2v": {
-        "num_layers": 1, "num_attention_heads": 1, "ffn_dim": 128, "text_dim": 64, "image_dim": 64,
-        "added_kv_proj_dim": 128,
-    },
-    "hunyuan_video": {"num_layers": 1, "num_refiner_layers": 1, "num_attention_heads": 1, "text_embed_dim": 64},
 }  # fmt: skip
-VIDEOS = ("wan", "wan_i2v", "hunyuan_video")
-SIZES = {family: (32, 32) if family in VIDEOS else (64, 64) for family in SMALLER}
 
 
 @pytest.mark.slow
@@ -57,7 +46,7 @@ def test_nothing_is_started_without_time(monkeypatch):
 def test_operations_are_counted_as_by_hand():
     """FLUX has linear layers and attention alone: 2 M K N each, and 4 T^2 d a block."""
     adapter, case = models.tiny_adapter(models.CASES["flux"], ["a"])
-    encodings = models.random_encodings(adapter, "flux", CPU)
+    encodings = models.random_encodings(adapter, CPU)
     bench = speed.Bench("flux", case, adapter, encodings, CPU)
     products = []
 
@@ -76,15 +65,14 @@ def test_operations_are_counted_as_by_hand():
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("family", SMALLER)
+@pytest.mark.parametrize("family", models.CASES)
 def test_published_models_are_built_without_text_encoders(family):
     case = models.CASES[family]
-    height, width = SIZES[family]
-    size = {"height": height, "width": width} | ({"frames": 5} if family in VIDEOS else {})
+    size = {"height": 32, "width": 32, "frames": 5} if "frames" in case.size else {"height": 64, "width": 64}
     case = replace(case, size=size, steps=5, samples=2, edges=1)
     adapter = models.full_adapter(case, CPU, **SMALLER[family])
     assert adapter.transformer.dtype == torch.bfloat16 and torch.get_default_dtype() == torch.float32
-    bench = speed.Bench(family, case, adapter, models.random_encodings(adapter, family, CPU), CPU)
+    bench = speed.Bench(family, case, adapter, models.random_encodings(adapter, CPU), CPU)
     found = bench.rate(speed.explore, Budget(60.0), "bfloat16")
     assert found["samples"] == 2 and found["samples_per_second"] > 0
     assert bench.update()["seconds_per_edge"] > 0

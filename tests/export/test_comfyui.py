@@ -32,17 +32,30 @@ ORIGINAL = {
         (r"transformer_blocks\.(\d+)\.attn\.", ADDED, "joint_blocks.{}.context_block.attn.qkv"),
         (r"transformer_blocks\.(\d+)\.attn\.to_out\.0", None, "joint_blocks.{}.x_block.attn.proj"),
         (r"transformer_blocks\.(\d+)\.attn\.to_add_out", None, "joint_blocks.{}.context_block.attn.proj"),
+        (r"transformer_blocks\.(\d+)\.ff\.net\.0\.proj", None, "joint_blocks.{}.x_block.mlp.fc1"),
     ],
-    "flux": [*FLUX, (r"single_transformer_blocks\.(\d+)\.attn\.", QKV, "single_blocks.{}.linear1")],
+    "flux": [
+        *FLUX,
+        (r"single_transformer_blocks\.(\d+)\.attn\.", QKV, "single_blocks.{}.linear1"),
+        (r"transformer_blocks\.(\d+)\.ff_context\.net\.2", None, "double_blocks.{}.txt_mlp.2"),
+        (r"single_transformer_blocks\.(\d+)\.proj_out", None, "single_blocks.{}.linear2"),
+        (r"x_embedder", None, "img_in"),
+        (r"proj_out", None, "final_layer.linear"),
+    ],
     "flux2_klein": [
         *FLUX,
         (r"single_transformer_blocks\.(\d+)\.attn\.to_qkv_mlp_proj", None, "single_blocks.{}.linear1"),
+        (r"transformer_blocks\.(\d+)\.ff\.linear_in", None, "double_blocks.{}.img_mlp.0"),
     ],
     "z_image": [
         (r"((?:layers|noise_refiner|context_refiner)\.\d+\.attention)\.", QKV, "{}.qkv"),
         (r"((?:layers|noise_refiner|context_refiner)\.\d+\.attention)\.to_out\.0", None, "{}.out"),
+        (r"all_x_embedder\.2-1", None, "x_embedder"),
     ],
-    "qwen_image": [(r"(transformer_blocks\.\d+\.attn\.(?:to|add)_\w+(?:\.0)?)", None, "{}")],
+    "qwen_image": [
+        (r"(transformer_blocks\.\d+\.attn\.(?:to|add)_\w+(?:\.0)?)", None, "{}"),
+        (r"(transformer_blocks\.\d+\.img_mlp\.net\.2|img_in)", None, "{}"),
+    ],
 }
 """Layers of ComfyUI's networks in terms of diffusers': a pattern of names, whose parts are its rows in this order, and
 its name. Written down from comfy/utils.py (mmdit_, flux_ and z_image_to_diffusers) and comfy/lora.py."""

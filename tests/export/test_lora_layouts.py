@@ -11,6 +11,7 @@ from safetensors.torch import load_file, save_file
 from diffrl.export.diffusers import export_run
 from diffrl.export.pictures import open_pipeline
 from diffrl.export.request import ModelOptions
+from diffrl.models.families import FAMILIES as ALL
 from diffrl.run.checkpoints import load_aligned
 from diffrl.run.start_weights import restore_initial
 from tests.export.test_comfyui import ORIGINAL
@@ -22,18 +23,6 @@ CPU = torch.device("cpu")
 RANK, ALPHA = 3, 7.5
 WAN = {"attn1": "self_attn", "attn2": "cross_attn", "to_q": "q", "to_k": "k", "to_v": "v", "to_out.0": "o"}
 WAN |= {"ffn.net.0.proj": "ffn.0", "ffn.net.2": "ffn.2", "proj_out": "head.head"}
-MLP = {
-    "sd3": [(r"transformer_blocks\.(\d+)\.ff\.net\.0\.proj", None, "joint_blocks.{}.x_block.mlp.fc1")],
-    "flux": [
-        (r"transformer_blocks\.(\d+)\.ff_context\.net\.2", None, "double_blocks.{}.txt_mlp.2"),
-        (r"single_transformer_blocks\.(\d+)\.proj_out", None, "single_blocks.{}.linear2"),
-        (r"x_embedder", None, "img_in"),
-        (r"proj_out", None, "final_layer.linear"),
-    ],
-    "flux2_klein": [(r"transformer_blocks\.(\d+)\.ff\.linear_in", None, "double_blocks.{}.img_mlp.0")],
-    "z_image": [(r"all_x_embedder\.2-1", None, "x_embedder")],
-    "qwen_image": [(r"(transformer_blocks\.\d+\.img_mlp\.net\.2|img_in)", None, "{}")],
-}
 
 
 def linears(network):
@@ -67,7 +56,7 @@ def original(family, layers):
             named[name] = [layer]
         return named
     named = {}
-    for pattern, parts, name in [*ORIGINAL[family], *MLP[family]]:
+    for pattern, parts, name in ORIGINAL[family]:
         for part in parts or ("",):
             for layer in layers:
                 if found := re.fullmatch(pattern + part, layer):
@@ -188,13 +177,13 @@ def test_training_begins_with_what_the_file_changes(random_pipelines, tmp_path, 
     assert_changes(changes(trainer.session.policy.inner), expected)
 
 
-@pytest.mark.parametrize("family", daily([*ORIGINAL, "wan", "hunyuan_video", "sana"], ("sd3", "wan")))
+@pytest.mark.parametrize("family", daily([name for name, facts in ALL.items() if not facts.edits], ("sd3", "wan")))
 def test_what_is_exported_is_read_again(random_pipelines, tmp_path, family):
     """In every layout that is written: diffusers', ComfyUI's, PEFT's."""
     folder = random_pipelines(family)
     model = {"family": family, "lora": {"rank": RANK, "alpha": ALPHA}}
     run, _ = start(settings(folder, tmp_path, model=model, train={"learning_rate": 3e-2}, run={"iterations": 1}))
-    comfyui = family not in ("sana", "hunyuan_video")
+    comfyui = ALL[family].comfyui is not None
     assert any("For peft" in line for line in export_run(run, tmp_path / "out", comfyui=comfyui, peft=True))
     expected = changes(load_aligned(run, CPU).policy.inner)
     assert expected

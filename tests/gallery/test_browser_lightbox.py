@@ -53,7 +53,9 @@ def compare(request, run, served):
 def files(page) -> list[str]:
     """Evaluation and name of the pictures that are enlarged."""
     sources = page.locator(".pane .media").evaluate_all("all => all.map((one) => one.src)")
-    return [f"{int(match[1])}/{match[2]}" for one in sources if (match := re.search(r"eval-(\d+)/([\d-]+)\.webp", one))]
+    return [
+        f"{int(match[1])}/{match[2]}" for one in sources if (match := re.search(r"eval-(\d+)[/-]([\d-]+)\.webp", one))
+    ]
 
 
 def opened(page, address: str) -> None:

@@ -6,7 +6,6 @@ from dataclasses import replace
 
 import pytest
 
-from diffrl.gallery.trees.numbers import push, share, tiny
 from diffrl.gallery.trees.story import story
 from diffrl.gallery.trees.view import tree_view, verdict
 from diffrl.trees.record import TreeLeaf, TreeNode
@@ -184,15 +183,3 @@ def test_names_tell_the_path():
     names = tree_view(made_trees.forest()).names
     assert names[:8] == ["1", "1a", "1aa", "1ab", "1b", "1ba", "1bb", "2"]
     assert tree_view(made_trees.chains(2, 2)).names == ["1", "1.1", "1.2", "2", "2.1", "2.2"]
-
-
-def test_small_numbers():
-    assert [tiny(0.0021), tiny(-0.000034), tiny(0.5), tiny(0.0), tiny(None)] == [
-        "+0.0021",
-        "−0.000034",
-        "+0.50",
-        "±0",
-        "–",
-    ]
-    assert [share(1.25), share(-0.004), share(-5.9e-9), share(None)] == ["+1.25", "−0.004", "0", "–"]
-    assert [push(0.2), push(-0.2), push(5e-9), push(None), push(float("nan"))] == [1, -1, 0, 0, 0]

@@ -7,7 +7,7 @@ from dataclasses import replace
 import pytest
 
 from diffrl.gallery.trees.facts import sample_facts, step_facts
-from diffrl.gallery.trees.numbers import factor, likelier, share, signed
+from diffrl.gallery.trees.numbers import likelier, share, signed
 from diffrl.gallery.trees.sums import reward_sum, sample_sum, step_sum, weights_text
 from diffrl.gallery.trees.view import tree_view
 from diffrl.trees.record import TreeNode
@@ -161,9 +161,3 @@ def test_rounding_errors_of_a_number_look_like_it():
 )
 def test_what_a_change_of_a_log_likelihood_means(change, words):
     assert likelier(change) == words
-
-
-def test_rates_and_weights_have_no_power_of_ten_where_they_need_none():
-    assert [factor(value) for value in (0.5, 2.0, 0.001, 0.0000333333, 0.0, 1e-9, 100.0)] == [
-        "0.5", "2", "0.001", "0.0000333", "0", "1e-09", "100",
-    ]  # fmt: skip

@@ -1,7 +1,9 @@
 """What is written down of each family fits the networks of its pipelines."""
 
+import re
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 import torch
@@ -49,9 +51,7 @@ def test_every_weight_of_the_default_lora_gets_a_gradient(load, family):
 
 
 @pytest.mark.long
-@pytest.mark.parametrize(
-    "family", ["wan_i2v", "hunyuan_video", "qwen_image", "qwen_image_edit", "z_image", "flux2_klein"]
-)
+@pytest.mark.parametrize("family", FAMILIES)
 def test_a_family_says_whether_some_weights_never_get_a_gradient(load, family):
     """Full fine-tuning on several ranks waits for every gradient, unless the family says that some never come."""
     adapter = load(family)
@@ -69,3 +69,25 @@ def test_facts_are_read_without_torch():
     code = f"import sys, diffrl.config, diffrl.models.families; sys.exit(', '.join({heavy} & set(sys.modules)) or 0)"
     found = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
     assert found.returncode == 0, found.stderr
+
+
+ROOT = Path(__file__).parents[2]
+BY_HAND = ("diffrl", "reward_models", "scripts", "tests", "docs", "configs/src", "README.md", "CONTRIBUTING.md")
+MADE = ("docs/configuration.md", "docs/notebook.md")
+
+
+@pytest.mark.parametrize("family", ["hunyuan_video", "z_image", "flux2_klein"])
+def test_few_files_know_a_familys_name(family):
+    """What a family is follows from its own file: whoever adds one touches few others (docs/add-a-model.md)."""
+    files = [
+        path for name in BY_HAND for path in ((ROOT / name).rglob("*") if (ROOT / name).is_dir() else [ROOT / name])
+    ]
+    apart = {ROOT / name for name in MADE} | {Path(__file__), ROOT / f"tests/models/test_{family}.py"}
+    texts = [path for path in files if path.suffix in (".py", ".md", ".yaml", ".js", ".html") and path not in apart]
+    made_by_scripts = re.compile(r"<!-- \w+: begin -->.*?<!-- \w+: end -->", re.DOTALL)
+    naming = [
+        str(path.relative_to(ROOT))
+        for path in texts
+        if re.search(rf"\b{family}\b", made_by_scripts.sub("", path.read_text(encoding="utf-8")))
+    ]
+    assert len(naming) <= 8, naming

@@ -7,6 +7,10 @@ from diffrl.errors import ConfigError
 from diffrl.models.distilled import refuse_distilled
 from diffrl.models.families import FAMILIES
 from diffrl.models.loading import load_adapter
+from tests.models.unlike import Unlike
+
+UNLIKE = Unlike(stock_latents=lambda latents: latents.mT.unflatten(2, (4, 4)))
+"""The stock call packs them itself."""
 
 
 def test_packing_is_a_permutation_and_the_decoders_normalisation_is_by_channel_and_place(random_pipelines):

@@ -3,11 +3,9 @@
 import io
 import json
 import math
-from functools import reduce
 
 import pytest
 import torch
-from diffusers.loaders.lora_conversion_utils import _convert_hunyuan_video_lora_to_diffusers
 from safetensors.torch import save_file
 
 from diffrl.config.load import make_config
@@ -376,62 +374,6 @@ def test_generating_refuses_a_file_before_its_pipeline_is_loaded(places, monkeyp
     save_file(tensors("", separator="-"), places.path)
     with pytest.raises(ConfigError, match="nothing reaches it"):
         places.generate(places.path)
-
-
-HUNYUAN = {
-    "img_attn_qkv": (3, 1),
-    "txt_attn_qkv": (3, 1),
-    "img_attn_proj": (1, 1),
-    "txt_attn_proj": (1, 1),
-    "img_mlp.fc1": (2, 1),
-    "img_mlp.fc2": (1, 2),
-    "txt_mlp.fc1": (2, 1),
-    "txt_mlp.fc2": (1, 2),
-    "img_mod.linear": (6, 1),
-    "txt_mod.linear": (6, 1),
-}
-
-
-@pytest.mark.parametrize("layout", ["diffusion_model.", "lora_unet_", "makers", "comfyui"])
-def test_hunyuan_videos_layers_by_its_makers_names(random_pipelines, tmp_path, layout):
-    """As diffusers converts them; queries, keys and values apart too, and ComfyUI's names of the same."""
-    shapes = component_shapes(random_pipelines("hunyuan_video"))["transformer"]
-    layers = {key.removesuffix(".weight"): shape for key, shape in shapes.items() if len(shape) == 2}
-    width = layers["transformer_blocks.0.attn.to_q"][0]
-    pairs = {
-        f"double_blocks.0.{name}": (torch.randn(3, into * width), torch.randn(out * width, 3))
-        for name, (out, into) in HUNYUAN.items()
-    }
-    stock = {f"{n}.lora_{side}.weight": m for n, pair in pairs.items() for side, m in zip("AB", pair, strict=True)}
-    theirs = _convert_hunyuan_video_lora_to_diffusers(dict(stock))
-    expected = {
-        key.removeprefix("transformer.").removesuffix(".lora_A.weight"): theirs[key.replace("_A.", "_B.")] @ matrix
-        for key, matrix in theirs.items()
-        if ".lora_A." in key
-    }
-    if layout == "makers":
-        for name in [name for name in pairs if name.endswith("_qkv")]:
-            a, b = pairs.pop(name)
-            pairs |= {
-                name.replace("_qkv", f"_{kind}"): (a.clone(), part)
-                for kind, part in zip("qkv", b.chunk(3), strict=True)
-            }
-    if layout == "comfyui":
-        names = {"_attn_": "_attn.", "mlp.fc1": "mlp.0", "mlp.fc2": "mlp.2", "mod.linear": "mod.lin"}
-        pairs = {reduce(lambda text, pair: text.replace(*pair), names.items(), name): m for name, m in pairs.items()}
-    prefix = layout if layout.endswith(("_", ".")) else ""
-    spelled = {
-        prefix + (name.replace(".", "_") if prefix == "lora_unet_" else name): pair for name, pair in pairs.items()
-    }
-    tensors = {
-        f"{n}.lora_{s}.weight": m.contiguous() for n, pair in spelled.items() for s, m in zip("AB", pair, strict=True)
-    }
-    save_file(tensors, tmp_path / "lora.safetensors")
-    found = read_lora(tmp_path / "lora.safetensors", layers, FAMILIES["hunyuan_video"])
-    changed = {name: found.alpha[name] / len(a) * found.up[name] @ a for name, a in found.down.items()}
-    assert changed.keys() == expected.keys()
-    for name, change in changed.items():
-        torch.testing.assert_close(change, expected[name])
 
 
 def test_a_lora_of_sana_by_its_makers_names_is_refused_by_them(random_pipelines, tmp_path):

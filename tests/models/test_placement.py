@@ -12,6 +12,7 @@ from diffrl.models.placement import Placement, block_gradients, repeated_blocks,
 from diffrl.records import Prompt
 from diffrl.rollout.regenerate import decode
 from tests.edits import encoded
+from tests.tiers import daily
 
 PROMPTS = ["a red circle", "two blue squares"]
 
@@ -105,7 +106,7 @@ def test_a_backend_that_a_block_cannot_use_is_refused_before_the_first_call(rand
         load(random_pipelines(family), family, attention="_native_math")
 
 
-@pytest.mark.parametrize("family", ["sd3", "flux", "hunyuan_video", "z_image"])
+@pytest.mark.parametrize("family", daily(FAMILIES, ["sd3", "flux"]))
 def test_blocks_of_every_kind_are_run_backward_and_leave_nothing(random_pipelines, family, monkeypatch):
     adapter = load(random_pipelines(family), family)
     state = torch.get_rng_state()

@@ -10,6 +10,10 @@ from diffrl.models.families.qwen_image import TEMPLATE
 from diffrl.models.loading import load_adapter
 from diffrl.models.tiny import build_qwen_tokenizer
 from tests.conftest import WORDS
+from tests.models.unlike import Unlike
+
+UNLIKE = Unlike(rounding=2**-9)
+"""Padding is masked in another place there."""
 
 PROMPTS = ["a red circle", "two blue squares above a green triangle"]
 

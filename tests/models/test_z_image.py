@@ -7,6 +7,10 @@ import torch
 
 from diffrl.errors import ConfigError
 from diffrl.models.loading import load_adapter
+from tests.models.unlike import Unlike
+
+UNLIKE = Unlike(output=torch.stack, waits={"read": (8, 8, 16)})
+"""Its network takes each text at its length, which the host asks for: one wait, but each number is counted."""
 
 LONG = "two blue squares above a green triangle and a small circle left of " * 2
 PROMPTS = ["a red circle", LONG]

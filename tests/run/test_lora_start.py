@@ -110,14 +110,14 @@ def kohya(tensors):
     return named
 
 
-FORMATS = {"sd3": [without_metadata], "flux": [without_metadata, kohya], "z_image": [without_metadata]}
+FORMATS = {"sd3": [without_metadata], "flux": [without_metadata, kohya]}
 CASES = [(family, form) for family, forms in FORMATS.items() for form in forms]
 
 
 @pytest.mark.parametrize(("family", "form"), daily(CASES, CASES[:3]))
 def test_files_of_other_trainers_are_read_as_diffusers_reads_them(random_pipelines, tmp_path, family, form):
     folder = random_pipelines(family)
-    layers = ["attn.to_out.0"] if form is kohya else TARGETS if family != "z_image" else ["attention.to_q"]
+    layers = ["attn.to_out.0"] if form is kohya else TARGETS
     path = published(folder, tmp_path / "lora", target_modules=layers)
     tensors = load_file(path)
     if form is kohya:  # single blocks have no such layer

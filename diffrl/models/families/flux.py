@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from diffrl.models.adapter import Conditioning
@@ -85,6 +85,10 @@ class FluxAdapter(PackedPictureAdapter):
     """A `FluxPipeline` as velocities over sigmas; `max_sequence_length` counts T5 tokens."""
 
     family = FAMILY
+
+    def text_shapes(self, encoders: Mapping[str, Mapping[str, Any]]) -> dict[str, tuple[int, ...]]:
+        """Return shapes of T5's tokens, and of what CLIP pools."""
+        return {**super().text_shapes(encoders), "pooled": (self.pipeline.transformer.config["pooled_projection_dim"],)}
 
     def encode_prompts(self, prompts: Sequence[str]) -> Conditioning:
         """Return T5 embeddings (B, L, D) and CLIP's pooled (B, P)."""

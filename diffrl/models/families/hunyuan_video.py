@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from diffrl.errors import ConfigError
@@ -121,6 +121,7 @@ class HunyuanVideoAdapter(PipelineAdapter):
     """
 
     family = FAMILY
+    text_width = "text_embed_dim"
 
     def __init__(
         self,
@@ -146,6 +147,11 @@ class HunyuanVideoAdapter(PipelineAdapter):
     def sigmas(self, steps: int) -> Tensor:
         """Return evenly spaced levels, shifted by the scheduler's number; see `shifted_sigmas`."""
         return shifted_sigmas(self.pipeline.scheduler, steps)
+
+    def text_shapes(self, encoders: Mapping[str, Mapping[str, Any]]) -> dict[str, tuple[int, ...]]:
+        """Return shapes of Qwen2.5-VL's tokens and ByT5's, and of their masks."""
+        glyphs = (GLYPH_TOKENS, self.pipeline.transformer.config["text_embed_2_dim"])
+        return {**super().text_shapes(encoders), "glyph_embeds": glyphs, "glyph_mask": (GLYPH_TOKENS,)}
 
     def encode_prompts(self, prompts: Sequence[str]) -> Conditioning:
         """Of Qwen2.5-VL embeddings (B, L, D) and masks (B, L), of ByT5 (B, 256, D') and (B, 256); and the empty one's.

@@ -55,6 +55,7 @@ class SanaAdapter(PictureAdapter):
     """
 
     family = FAMILY
+    text_width = "caption_channels"
 
     def encode_prompts(self, prompts: Sequence[str]) -> Conditioning:
         """Return embeddings (B, L, D) and masks (B, L) of the prompts, and of the empty prompt for guidance."""

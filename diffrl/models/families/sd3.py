@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
@@ -14,6 +14,8 @@ from diffrl.models.text_encoders import CLIP, TextEncoder
 
 if TYPE_CHECKING:
     from torch import Tensor
+
+CLIP_TOKENS = 77
 
 BLOCK = {
     "x_block.attn.qkv": QKV,
@@ -92,6 +94,13 @@ class SD3Adapter(PictureAdapter):
                 f"model.height and model.width must be at most {most}, the size of this model's position table. Got "
                 f"{self.height} x {self.width}. Choose a smaller size."
             )
+
+    def text_shapes(self, encoders: Mapping[str, Mapping[str, Any]]) -> dict[str, tuple[int, ...]]:
+        """Return shapes of CLIP's and T5's tokens, and of what CLIP pools."""
+        clip = encoders.get("text_encoder", {}).get("max_position_embeddings", CLIP_TOKENS)
+        config = self.pipeline.transformer.config
+        embeds = (clip + self.max_sequence_length, config[self.text_width])
+        return {"prompt_embeds": embeds, "pooled": (config["pooled_projection_dim"],)}
 
     def encode_prompts(self, prompts: Sequence[str]) -> Conditioning:
         """Return embeddings (B, L, D) and pooled (B, P) of the prompts, and of the empty prompt for guidance."""

@@ -80,6 +80,7 @@ class WanAdapter(PipelineAdapter):
     """
 
     family = FAMILY
+    text_width = "text_dim"
 
     def __init__(
         self,

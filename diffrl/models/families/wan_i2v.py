@@ -98,6 +98,13 @@ class WanImageAdapter(wan.WanAdapter):
             rows["image_embeds"] = torch.cat([self._seen(one) for one in images])
         return rows
 
+    def source_shapes(self, encoders: Mapping[str, Mapping[str, Any]]) -> dict[str, tuple[int, ...]]:
+        """Return shapes of a first frame, and of CLIP's tokens if the network takes them."""
+        width, clip = self.pipeline.transformer.config.image_dim, encoders.get("image_encoder", {})
+        patches = clip.get("image_size", 224) // clip.get("patch_size", 14)
+        seen = {} if width is None else {"image_embeds": (patches**2 + 1, width)}
+        return {"first_frame": self.latent_shape, **seen}
+
     def stock_call(self) -> Mapping[str, Any]:
         """Return sizes; the stock call scales an image to them, too."""
         return {"height": self.height, "width": self.width}

@@ -55,6 +55,7 @@ class ZImageAdapter(PictureAdapter):
     """
 
     family = FAMILY
+    text_width = "cap_feat_dim"
 
     def latent_sizes(self) -> tuple[int, int, int]:
         """Return side of the pipeline's own latents, side of a patch, channels."""
