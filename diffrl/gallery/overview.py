@@ -203,6 +203,23 @@ def flat(tree: Mapping[str, Any], prefix: str = "") -> list[tuple[str, str]]:
     return entries
 
 
+def resumptions(environment: Mapping[str, Any]) -> list[str]:
+    """Return a sentence a resumption: what differs from the run's start."""
+    entries = environment.get("resumed")
+    began = dict(flat({name: value for name, value in environment.items() if name not in ("resumed", "run_id")}))
+    sentences = []
+    for n, entry in enumerate(entries if isinstance(entries, list) else [], start=1):
+        entry = entry if isinstance(entry, dict) else {}
+        now = dict(flat({k: v for k, v in entry.items() if k not in ("run_id", "changed")}))
+        other = [f"{name} {value} (began with {began.get(name, 'none')})" for name, value in now.items()
+                 if began.get(name) != value]  # fmt: skip
+        changed = entry["changed"] if isinstance(entry.get("changed"), dict) else {}
+        other += [f"{key} {text(values.get('is'))} (was {text(values.get('was'))})" for key, values in changed.items()
+                  if isinstance(values, dict)]  # fmt: skip
+        sentences.append(f"Resumption {n}: {', '.join(other) if other else 'on the same machine and versions'}.")
+    return sentences
+
+
 def text(value: object) -> str:
     """Return a JSON value in short; three dots for what is nested too deep to be written out."""
     try:
