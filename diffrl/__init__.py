@@ -62,7 +62,7 @@ __all__ = [
 
 
 def __getattr__(name: str) -> Any:
-    """The public names, imported when they are first asked for."""
+    """Import a public name when it is first used."""
     if name not in _ELSEWHERE:
         raise AttributeError(f"module 'diffrl' has no attribute {name!r}")
     import importlib
@@ -71,5 +71,5 @@ def __getattr__(name: str) -> Any:
 
 
 def __dir__() -> list[str]:
-    """The public names too, for editors and notebooks."""
+    """List the public names too, for editors and notebooks."""
     return sorted({*globals(), *__all__})

@@ -277,7 +277,7 @@ def _require_whole(name: str, value: Any, least: int) -> None:
 
 @contextmanager
 def _guest() -> Iterator[None]:
-    """Around a run in a program that goes on after it.
+    """Leave a program that goes on after a run as it was.
 
     Raises:
         KeyboardInterrupt: for the exit that Ctrl-C is under the command line.

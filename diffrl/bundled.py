@@ -36,7 +36,7 @@ def bundled_root() -> Path:
 
 
 def pipeline_folder(path: str | Path) -> Path:
-    """Where a pipeline is looked for.
+    """Return the folder that a pipeline is looked for in.
 
     `assets/tiny-sd3` and its like name those that come with diffrl, unless there is such a folder here: so recipes work
     wherever they are started, and hold no path of one machine. Any other path, and a name on the hub, stays as it is.

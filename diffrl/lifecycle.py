@@ -212,7 +212,7 @@ def _first_rank() -> bool:
 
 
 def _printer(console: Console) -> Callable[[str], None]:
-    """Prints to the user of the first rank."""
+    """Return what prints to the user of the first rank."""
     return partial(console.print, highlight=False, markup=False, soft_wrap=True) if _first_rank() else lambda line: None
 
 

@@ -25,7 +25,7 @@ class Listener(Protocol):
     phase: str
 
     def begin(self, title: str, totals: Mapping[str, int]) -> None:
-        """Another piece of work begins, and counts begin at 0.
+        """Begin another piece of work, counts at 0.
 
         Args:
             title: what the user sees.
@@ -34,7 +34,7 @@ class Listener(Protocol):
         """
 
     def advance(self, what: str, count: int) -> None:
-        """So many more are done."""
+        """Add to what is done of it."""
 
 
 _listener: ContextVar[Listener | None] = ContextVar("listener", default=None)
@@ -42,7 +42,7 @@ _listener: ContextVar[Listener | None] = ContextVar("listener", default=None)
 
 @contextmanager
 def listening(listener: Listener) -> Iterator[None]:
-    """Inside, in this thread, this listener is told and no other."""
+    """Send this thread's progress to this listener and no other until the block ends."""
     token = _listener.set(listener)
     try:
         yield
@@ -51,20 +51,20 @@ def listening(listener: Listener) -> Iterator[None]:
 
 
 def begin(title: str, totals: Mapping[str, int] | None = None) -> None:
-    """See `Listener.begin`."""
+    """Begin another piece of work, counts at 0."""
     if listener := _listener.get():
         listener.begin(title, totals or {})
 
 
 def advance(what: str, count: int) -> None:
-    """See `Listener.advance`."""
+    """Add to what is done of it."""
     if listener := _listener.get():
         listener.advance(what, count)
 
 
 @contextmanager
 def phase(name: str) -> Iterator[None]:
-    """Inside, the work is in this phase."""
+    """Name the phase of the work until the block ends."""
     listener = _listener.get()
     before = listener.phase if listener else ""
     if listener:

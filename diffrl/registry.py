@@ -86,7 +86,7 @@ def resolve(kind: str, table: Mapping[str, str], name: str) -> Any:
 
 @contextmanager
 def own_code(component: str) -> Iterator[None]:
-    """Around a call of the user's own code: what it raises becomes a sentence that names it, but for lack of memory.
+    """Name the user's own code in what it raises, except for lack of memory.
 
     Args:
         component: to begin the message with, "The credit rule my_module:rule".

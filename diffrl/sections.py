@@ -50,12 +50,12 @@ def only(value: Any, why: str, fix: str) -> BeforeValidator:
         fix: what to do, without a full stop.
     """
 
-    def check(given: Any) -> Any:
-        comparable = list(given) if isinstance(given, tuple) else given
+    def check(received: Any) -> Any:
+        comparable = list(received) if isinstance(received, tuple) else received
         if comparable != value or isinstance(comparable, bool) != isinstance(value, bool):
             name = "empty" if value == [] else show(value)
-            raise rule(f"must be {name}: {why}. Got {show(given)}. {fix}.")
-        return given
+            raise rule(f"must be {name}: {why}. Got {show(received)}. {fix}.")
+        return received
 
     return BeforeValidator(check)
 
@@ -91,8 +91,8 @@ class Known:
         if self.arguments is None or ":" not in name:
             close = closest(name, known)
             hint = f" Did you mean {close!r}?" if close else ""
-            own = "" if self.arguments is None else ", or 'module:function'"
-            raise rule(f"must be one of {', '.join(known)}{own}. Got {show(name)}.{hint}")
+            path_hint = "" if self.arguments is None else ", or 'module:function'"
+            raise rule(f"must be one of {', '.join(known)}{path_hint}. Got {show(name)}.{hint}")
         try:
             require_call(self.key, name, resolve(self.key, {}, name), self.arguments, {})
         except ConfigError as error:
@@ -115,7 +115,7 @@ OwnKind = Annotated[
 
 
 def kind_of(section: Any) -> str | None:
-    """By which kind a section of several is read: its own `kind`, or `OWN` for a path; None where it has none."""
+    """Return the kind by which one of several sections is read: its `kind`, or `OWN` for a path; None without one."""
     kind = section.get("kind") if isinstance(section, Mapping) else getattr(section, "kind", None)
     if kind is None:
         return None

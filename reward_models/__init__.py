@@ -36,7 +36,7 @@ __all__ = [
 
 
 def __getattr__(name: str) -> Any:
-    """The names that need torch, imported when they are first asked for."""
+    """Import a name that needs torch when it is first used."""
     if name not in _ELSEWHERE:
         raise AttributeError(f"module 'reward_models' has no attribute {name!r}")
     import importlib

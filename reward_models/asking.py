@@ -105,7 +105,7 @@ def _copied(value: Any) -> Any:
 
 
 def _same(a: Any, b: Any) -> bool:
-    """Whether a value is still what it was copied from; of other types than JSON's and tensors nothing is known."""
+    """Return whether a value is still what it was copied from; only JSON's types and tensors are compared."""
     if isinstance(b, Tensor):
         alike = isinstance(a, Tensor) and (a.shape, a.dtype, a.device) == (b.shape, b.dtype, b.device)
         return alike and torch.equal(a, b)

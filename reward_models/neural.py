@@ -26,7 +26,7 @@ _HELD: ContextVar[tuple[Copies, str] | None] = ContextVar("held", default=None)
 
 @contextmanager
 def one_copy(copies: Copies, device: torch.device | str) -> Iterator[None]:
-    """Within, scorers that are made for `device` share the weights that they have in common; see `shared`.
+    """Let scorers made for `device` within the block share the weights that they have in common; see `shared`.
 
     Args:
         copies: what was loaded so far, and what will be; give the same one for all scorers that may share.
@@ -40,7 +40,7 @@ def one_copy(copies: Copies, device: torch.device | str) -> Iterator[None]:
 
 
 def shared(key: tuple[Hashable, ...], make: Callable[[], Any]) -> Any:
-    """What `make` makes, or within `one_copy` what was made there for an equal key and device. Nobody may change it.
+    """Return what `make` makes, or within `one_copy` what it made for an equal key and device. Read-only.
 
     Args:
         key: everything that decides what is made.
@@ -64,7 +64,7 @@ def dtype_of(name: str) -> torch.dtype:
 
 @contextmanager
 def inference(device: torch.device | str) -> Iterator[None]:
-    """Without gradients, and without a caller's autocast, which would round scores to its own precision."""
+    """Compute without gradients, and without a caller's autocast, which would round scores."""
     with torch.no_grad(), torch.autocast(torch.device(device).type, enabled=False):
         yield
 
@@ -208,7 +208,7 @@ def load_strict(
 
 
 def _is_path(source: str | Path) -> bool:
-    """Whether a place can only be a path: a hub id is 'name' or 'owner/name', and does not end as a file of weights."""
+    """Return whether a name can only be a path: a hub id is 'name' or 'owner/name', no file of weights."""
     text = str(source)
     if isinstance(source, Path) or text.lower().endswith(WEIGHTS):
         return True

@@ -78,7 +78,7 @@ def put_back(before: Sequence[Any]) -> None:
 
 @contextmanager
 def settings_restored() -> Iterator[None]:
-    """Inside, anything may change; afterwards all settings are what they were, and nothing is said."""
+    """Restore all settings when the block ends, whatever it changed, without a message."""
     before = read_settings()
     try:
         yield
@@ -88,7 +88,7 @@ def settings_restored() -> Iterator[None]:
 
 @contextmanager
 def settings_kept(name: str, scoring: bool = True) -> Iterator[None]:
-    """Inside, a scorer's code runs; afterwards all settings are what they were.
+    """Restore all settings after a scorer's code, and report what it changed.
 
     In a thread beside the main one only what is the thread's own and what numbers depend on is looked at: the main
     thread may change the rest meanwhile.

@@ -205,7 +205,8 @@ def _refuse_function_that_scores(name: str, function: Any) -> None:
     scores_batches = takes == ["batch"] and inspect.isfunction(function)
     if isinstance(function, type) or not (scores_batches or _SCORED & set(takes)):
         return
-    tool = "TRL" if "completions" in takes else "flow_grpo" if takes[:2] == ["images", "prompts"] else ""
+    flow_grpo = "flow_grpo" if takes[:2] == ["images", "prompts"] else ""
+    tool = "TRL" if "completions" in takes else flow_grpo
     raise RewardError(
         f"A reward is a class with `spec`, `__call__(batch)` and `to`, or a function that makes one. {name} scores by "
         f"itself: it takes {', '.join(takes)}{f', as a function of {tool} does' if tool else ''}. Wrap it in such a "

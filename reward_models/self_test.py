@@ -85,7 +85,7 @@ def clip(color: str, shape: str, start: float = 0.3, end: float = 0.7) -> Tensor
 
 
 def default_contrasts(kind: str) -> list[Contrast]:
-    """For scorers that judge how well an image, or a clip, fits its prompt.
+    """Return contrasts for scorers that judge how well an image, or a clip, fits its prompt.
 
     Args:
         kind: "image" or "video".

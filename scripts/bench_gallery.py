@@ -67,7 +67,7 @@ document.addEventListener("load", (event) => {
 
 
 def make_store(run: Path, samples: int, pictures: int) -> None:
-    """Half evaluations, half training; `pictures` files of 512 pixels, the other rows have hard links to them."""
+    """Write half evaluations, half training; `pictures` files of 512 pixels, hard links for the other rows."""
     if (run / "made").exists():
         return
     shutil.rmtree(run, ignore_errors=True)
@@ -96,7 +96,7 @@ def make_store(run: Path, samples: int, pictures: int) -> None:
 
 
 def make_second(run: Path, other: Path) -> None:
-    """The same samples once more, as another run: images by hard links."""
+    """Write the same samples once more, as another run: images by hard links."""
     if (other / "made").exists():
         return
     shutil.rmtree(other, ignore_errors=True)
@@ -134,7 +134,7 @@ def _draw(number: int) -> Image.Image:
 
 @contextmanager
 def gallery(runs: Path) -> Iterator[tuple[str, float, psutil.Process]]:
-    """The real command as a process of its own: its address, seconds until it answered, the process."""
+    """Run the real command as a process: yield its address, seconds until it answered, the process."""
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         port = probe.getsockname()[1]
@@ -171,21 +171,21 @@ def measure(run: Path, browser: object, path: str, pictures: bool) -> dict[str, 
         context = browser.new_context(viewport={"width": 1280, "height": 800})  # type: ignore[attr-defined]
         page = context.new_page()
         page.add_init_script(FIRST_PICTURE)
-        found = {"start": start}
+        seconds = {"start": start}
         for when in ("cold", "again"):
             page.wait_for_load_state("networkidle")
             page.goto(address + path, wait_until="load")
             timing = "performance.getEntriesByType('navigation')[0].responseStart / 1000"
-            found[f"byte, {when}"] = page.evaluate(timing)
+            seconds[f"byte, {when}"] = page.evaluate(timing)
             if pictures:
                 while page.evaluate("window.first") is None:  # the page's policy forbids Playwright's own waiting
                     page.wait_for_timeout(20)
-                found[f"picture, {when}"] = page.evaluate("window.first / 1000")
+                seconds[f"picture, {when}"] = page.evaluate("window.first / 1000")
         page.wait_for_load_state("networkidle")
-        found["memory"] = process.memory_info().rss / 2**20
+        seconds["memory"] = process.memory_info().rss / 2**20
         context.close()
-    found["CPU"], size = made(run.parent, path)
-    return found | {"size": size / 1e3}
+    seconds["CPU"], size = made(run.parent, path)
+    return seconds | {"size": size / 1e3}
 
 
 def main() -> None:
@@ -195,17 +195,18 @@ def main() -> None:
     parser.add_argument("--pictures", type=int, default=2_000)
     parser.add_argument("--turns", type=int, default=3)
     parser.add_argument("--dir", type=Path, default=Path("build/bench-gallery"))
-    given = parser.parse_args()
-    run = given.dir / "runs" / "large"
-    make_store(run, given.samples, given.pictures)
+    arguments = parser.parse_args()
+    run = arguments.dir / "runs" / "large"
+    make_store(run, arguments.samples, arguments.pictures)
     make_second(run, run.with_name("second"))
     from playwright.sync_api import sync_playwright
 
     chromium = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
     size = (run / INDEX).stat().st_size / 1e6
-    print(f"2 x {given.samples:,} samples, {given.pictures:,} images of 512 px, index {size:.0f} MB each")
+    print(f"2 x {arguments.samples:,} samples, {arguments.pictures:,} images of 512 px, index {size:.0f} MB each")
     print(
-        f"{platform.machine()}, {os.cpu_count()} cores, Python {platform.python_version()}; medians of {given.turns}\n"
+        f"{platform.machine()}, {os.cpu_count()} cores, Python {platform.python_version()}; "
+        f"medians of {arguments.turns}\n"
     )
     columns = ["start", "CPU", "byte, cold", "byte, again", "picture, cold", "picture, again", "size", "memory"]
     rows = []
@@ -214,7 +215,7 @@ def main() -> None:
         for name, path in PAGES.items():
             address = path.format(run=run.name)
             pictures = name not in WITHOUT + INLINE
-            turns = [measure(run, browser, address, pictures) for _ in range(given.turns)]
+            turns = [measure(run, browser, address, pictures) for _ in range(arguments.turns)]
             medians = {key: statistics.median(turn[key] for turn in turns) for key in turns[0]}
             digits = {"size": "{:.0f} kB", "memory": "{:.0f} MiB"}
             cells = [digits.get(key, "{:.2f} s").format(medians[key]) if key in medians else "" for key in columns]

@@ -114,7 +114,7 @@ def show_history(arguments: argparse.Namespace) -> int:
 
 @contextmanager
 def revision(name: str | None) -> Iterator[Path | None]:
-    """A worktree of a git revision for as long as it is needed; None for None.
+    """Yield a worktree of a git revision for as long as it is needed; None for None.
 
     Raises:
         ValueError: git does not know the revision.
@@ -167,7 +167,7 @@ def summarise(turns: Mapping[str, Sequence[Rows]]) -> list[dict]:
     for run, named in turns[HERE][0].items():
         for what, numbers in named.items():
             for name in numbers:
-                values = {tree: values_of(own, run, what, name) for tree, own in turns.items()}
+                values = {tree: values_of(runs, run, what, name) for tree, runs in turns.items()}
                 row = {"run": run, "what": what, "number": name, **{t: statistics.median(v) for t, v in values.items()}}
                 if THERE in values and name != "share" and all(values[HERE]):
                     row["ratio"] = ratio(values[THERE], values[HERE])

@@ -48,7 +48,7 @@ class Waiting:
         return output_of_rows([(0.5, {}, None)] * len(batch))
 
     def to(self, device: object) -> Waiting:
-        """Nothing to move."""
+        """Return itself: nothing moves."""
         return self
 
 

@@ -86,7 +86,8 @@ def main() -> None:
 
 
 def _cell(value: object) -> str:
-    return f"{value:.2f}" if isinstance(value, float) else "" if value is None else str(value)
+    text = "" if value is None else str(value)
+    return f"{value:.2f}" if isinstance(value, float) else text
 
 
 def synchronise(device: torch.device) -> None:

@@ -42,13 +42,13 @@ def main(arguments: Sequence[str] | None = None) -> int:
 def files() -> list[Path]:
     """Return the pages, and every file of this repository that one of them links to, relative to its root."""
     pages = [*ROOT.glob("*.md"), *(ROOT / "docs").rglob("*.md")]
-    found = {page.relative_to(ROOT) for page in pages}
+    tracked = {page.relative_to(ROOT) for page in pages}
     for page in pages:
         for target in LINK.findall(page.read_text(encoding="utf-8")):
             linked = (page.parent / target).resolve()
             if "://" not in target and linked.is_file() and linked.is_relative_to(ROOT):
-                found.add(linked.relative_to(ROOT))
-    return sorted(found)
+                tracked.add(linked.relative_to(ROOT))
+    return sorted(tracked)
 
 
 if __name__ == "__main__":

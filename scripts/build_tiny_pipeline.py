@@ -227,14 +227,14 @@ class RepeatedTokenAttention(JointAttnProcessor2_0):
         def heads(x: Tensor) -> Tensor:
             return x.unflatten(-1, (attn.heads, -1)).transpose(1, 2)
 
-        picture, context = hidden_states, encoder_hidden_states
-        query = torch.cat([heads(attn.to_q(picture)), heads(attn.add_q_proj(context))], dim=2)
-        key = torch.cat([heads(attn.to_k(picture)), heads(attn.add_k_proj(context))], dim=2)
-        value = torch.cat([heads(attn.to_v(picture)), heads(attn.add_v_proj(context))], dim=2)
+        image, context = hidden_states, encoder_hidden_states
+        query = torch.cat([heads(attn.to_q(image)), heads(attn.add_q_proj(context))], dim=2)
+        key = torch.cat([heads(attn.to_k(image)), heads(attn.add_k_proj(context))], dim=2)
+        value = torch.cat([heads(attn.to_v(image)), heads(attn.add_v_proj(context))], dim=2)
         mixed = F.scaled_dot_product_attention(query, key, value, attn_mask=attention_mask)
         mixed = mixed.transpose(1, 2).flatten(2)
-        picture, context = mixed[:, : picture.shape[1]], mixed[:, picture.shape[1] :]
-        return attn.to_out[0](picture), context if attn.context_pre_only else attn.to_add_out(context)
+        image, context = mixed[:, : image.shape[1]], mixed[:, image.shape[1] :]
+        return attn.to_out[0](image), context if attn.context_pre_only else attn.to_add_out(context)
 
 
 def encode_captions(model: nn.ModuleDict, ids: Tensor) -> tuple[Tensor, Tensor]:

@@ -15,9 +15,9 @@ BUNDLED = Path("diffrl/_bundled")
 
 def bundled_files() -> list[str]:
     """Return every file outside the package that travels with it, relative to the root of the repository."""
-    found = {path.relative_to(ROOT) for pattern in FILES for path in ROOT.glob(pattern) if path.is_file()}
+    paths = {path.relative_to(ROOT) for pattern in FILES for path in ROOT.glob(pattern) if path.is_file()}
     return sorted(
-        path.as_posix() for path in found if not any(part.startswith(".") or part == "src" for part in path.parts)
+        path.as_posix() for path in paths if not any(part.startswith(".") or part == "src" for part in path.parts)
     )
 
 
@@ -31,9 +31,9 @@ class BuildPy(build_py):
         return [*super()._get_data_files(), self._bundled()]
 
     def get_data_files_without_manifest(self):  # type: ignore[no-untyped-def]
-        """The same for the source distribution."""
+        """Return the same for the source distribution."""
         return [*super().get_data_files_without_manifest(), self._bundled()]
 
     def get_source_files(self):  # type: ignore[no-untyped-def]
-        """Modules, and this one: a source distribution builds the wheel with it."""
+        """Return the modules, and this one: a source distribution builds the wheel with it."""
         return [*super().get_source_files(), Path(__file__).relative_to(ROOT).as_posix()]

@@ -32,10 +32,10 @@ def resolve(uv: str, options: list[str]) -> str:
     """
     command = [uv, "pip", "compile", "pyproject.toml", "--extra", "dev", "--python-version", OLDEST_PYTHON]
     command += ["--no-header", "--no-annotate", "--quiet", *options]
-    found = subprocess.run(command, cwd=ROOT, stdout=subprocess.PIPE, text=True)
-    if found.returncode:
-        sys.exit(found.returncode)
-    return found.stdout
+    resolved = subprocess.run(command, cwd=ROOT, stdout=subprocess.PIPE, text=True)
+    if resolved.returncode:
+        sys.exit(resolved.returncode)
+    return resolved.stdout
 
 
 def main() -> None:

@@ -49,10 +49,10 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("files", nargs="*", type=Path, metavar="FILE")
     parser.add_argument("--check", action="store_true")
-    given = parser.parse_args()
+    arguments = parser.parse_args()
     every = [load_config(file) for file in recipes().values()]
-    some = [load_config(file) for file in given.files]
-    if given.check:
+    some = [load_config(file) for file in arguments.files]
+    if arguments.check:
         one_each = {config.model.family: config for config in every}
         moved = [config.run.name for config in some or one_each.values() if strayed(config)]
         sys.exit(f"Counted otherwise: {', '.join(moved)}. Run scripts/make_plans.py FILE." if moved else 0)

@@ -63,14 +63,14 @@ def _rows(schema: dict[str, Any], node: dict[str, Any], path: str, required: boo
         values += f"; default `{json.dumps(node['default'])}`"
     yield f"**`{path}`**" if required else f"`{path}`", values, meaning.replace("\n", " ").replace("|", "\\|")
     below = f"{path}.0" if items else path
-    for found in objects:
-        kind = found["properties"].get("kind", {}).get("const")
-        for name, child in found["properties"].items():
+    for variant in objects:
+        kind = variant["properties"].get("kind", {}).get("const")
+        for name, child in variant["properties"].items():
             if name == "kind" and kind:
                 if len(objects) > 1:
-                    yield f"`{below}.kind`", f"`{kind}`", found.get("description", "").replace("\n", " ")
+                    yield f"`{below}.kind`", f"`{kind}`", variant.get("description", "").replace("\n", " ")
                 continue
-            yield from _rows(schema, child, f"{below}.{name}", name in found.get("required", ()))
+            yield from _rows(schema, child, f"{below}.{name}", name in variant.get("required", ()))
 
 
 def _choices(schema: dict[str, Any], node: dict[str, Any]) -> Iterator[dict[str, Any]]:

@@ -56,10 +56,10 @@ def main() -> None:
         resource.setrlimit(resource.RLIMIT_AS, (int(arguments.limit * 2**30),) * 2)
     ctypes.CDLL(None).mallopt(M_MMAP_THRESHOLD, 2**16)  # or glibc keeps what is freed, and the peak is of its heap
     with TemporaryDirectory() as folder:
-        found = real_iteration(SIZES[arguments.size], Path(folder), torch.device("cpu"))
-    print(f"{arguments.size}: {'within' if found.passed else 'OUTSIDE of'} its bounds: {found.measured}")
+        measured = real_iteration(SIZES[arguments.size], Path(folder), torch.device("cpu"))
+    print(f"{arguments.size}: {'within' if measured.passed else 'OUTSIDE of'} its bounds: {measured.measured}")
     if arguments.json:
-        arguments.json.write_text(json.dumps(found.facts, indent=2) + "\n", encoding="utf-8")
+        arguments.json.write_text(json.dumps(measured.facts, indent=2) + "\n", encoding="utf-8")
 
 
 if __name__ == "__main__":

@@ -139,8 +139,12 @@ def shared(table: str, out: Path) -> str:
         measured = {GROUPS[name].budget: collect(out / name) for name in ours}
         return flagship_tables(measured, GROUPS[rivals].budget, collect(out / rivals))
     groups = [name for name in BUDGETS[world] if (out / name).is_dir()]
-    found = {GROUPS[name].budget: collect(out / name) for name in groups}
-    return "\n".join(table(found) for table in (budgets_table, ratio_table, fewer_table)) if len(found) > 1 else ""
+    comparisons = {GROUPS[name].budget: collect(out / name) for name in groups}
+    return (
+        "\n".join(table(comparisons) for table in (budgets_table, ratio_table, fewer_table))
+        if len(comparisons) > 1
+        else ""
+    )
 
 
 def request(group: Group, out: Path, jobs: int | None, seeds: int | None = None) -> CompareRequest:
@@ -175,17 +179,17 @@ def report(name: str, group: Group, comparison: Comparison, out: Path, page: Pat
     put(page, name, "\n".join(tables))
     shown = page.read_text(encoding="utf-8")
     for figure in FIGURES:
-        made, place = out / f"{figure}.png", page.parent / "figures" / f"{name}-{figure}.png"
-        if made.is_file() and f"](figures/{place.name})" in shown:
-            place.parent.mkdir(exist_ok=True)
-            shutil.copyfile(made, place)
+        made, target = out / f"{figure}.png", page.parent / "figures" / f"{name}-{figure}.png"
+        if made.is_file() and f"](figures/{target.name})" in shown:
+            target.parent.mkdir(exist_ok=True)
+            shutil.copyfile(made, target)
 
 
 def require_room(page: Path, names: Iterable[str]) -> None:
     """Refuse a page that lacks the markers of a group's tables, before anything is trained for it."""
     text = page.read_text(encoding="utf-8")
-    own = [name for name in names if name not in POOLS]
-    for marker in dict.fromkeys([*own, *(table for name in names for table in shared_tables(name))]):
+    trained = [name for name in names if name not in POOLS]
+    for marker in dict.fromkeys([*trained, *(table for name in names for table in shared_tables(name))]):
         if not _between(marker).search(text):
             raise SystemExit(f"{page} must hold <!-- {marker} --> and <!-- /{marker} -->. Add both lines.")
 
@@ -197,7 +201,7 @@ def _between(name: str) -> re.Pattern[str]:
 def put(page: Path, name: str, table: str) -> None:
     """Set a table into the page between its markers."""
     text = page.read_text(encoding="utf-8")
-    page.write_text(_between(name).sub(lambda found: found[1] + table + found[2], text), encoding="utf-8")
+    page.write_text(_between(name).sub(lambda match: match[1] + table + match[2], text), encoding="utf-8")
 
 
 if __name__ == "__main__":

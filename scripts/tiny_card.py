@@ -31,7 +31,7 @@ def in_turn(texts: Sequence[Text], count: int) -> list[Text]:
 
 def stack(pictures: Iterable[Any]) -> Tensor:
     """Return PIL or numpy pictures as uint8 (N, 3, H, W), and clips as (N, F, 3, H, W)."""
-    return torch.from_numpy(np.stack([np.asarray(picture) for picture in pictures])).movedim(-1, -3).contiguous()
+    return torch.from_numpy(np.stack([np.asarray(image) for image in pictures])).movedim(-1, -3).contiguous()
 
 
 def means(parts: Mapping[str, Tensor]) -> Score:
@@ -41,11 +41,11 @@ def means(parts: Mapping[str, Tensor]) -> Score:
 
 def batches(noise: Tensor, texts: Sequence[str], size: int, draw: Callable[..., Any], **options: Any) -> list[Any]:
     """Return what a stock pipeline draws of noise (N, ...) and N prompts, `size` at once."""
-    drawn = []
+    generated = []
     for start in range(0, len(texts), size):
         rows = slice(start, start + size)
-        drawn.append(draw(prompt=list(texts[rows]), latents=noise[rows], **options))
-    return drawn
+        generated.append(draw(prompt=list(texts[rows]), latents=noise[rows], **options))
+    return generated
 
 
 def facts(pipeline: Any, folder: Path, packages: Sequence[str]) -> dict[str, Any]:

@@ -85,7 +85,7 @@ def to_unit(clips: Tensor) -> Tensor:
 def _fit(
     vae: AutoencoderKLWan, clips: Tensor, batch: int, steps: int, generator: torch.Generator, log: LogStep
 ) -> None:
-    """L1 + squared error with a light KL term.
+    """Train on L1 + squared error with a light KL term.
 
     What is not background counts nine times: it is a tenth of the picture, and its colour and form are learnt last.
     """

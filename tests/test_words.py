@@ -4,8 +4,6 @@ import ast
 from collections.abc import Iterator
 from pathlib import Path
 
-import pytest
-
 ROOT = Path(__file__).parent.parent
 NAMES = {
     "picture": "image",
@@ -25,6 +23,7 @@ NAMES = {
     "in_advance": "prefetch",
     "knows_empty": "empty_prompt_cached",
     "_see_through": "run_to_completion",
+    "Sentinel": "RewardHackingMonitor",
     "ends_in_words": "report_exit",
     "no_stranger_exits": "forbid_sys_exit",
     "AtOnce": "ImmediateStop",
@@ -43,30 +42,32 @@ LOCALS = ("found", "given", "own", "place")
 PUBLIC = {
     ("diffrl/gallery/votes.py", "picture"),
     ("diffrl/rollout/noise.py", "own"),
+    ("diffrl/tracking/store.py", "picture"),
     ("diffrl/trees/record.py", "picture"),
 }
 """Names that other people's code relies on, or that stand in files."""
 
-DONE = (
-    "checkpoint",
-    "cli",
-    "data",
-    "distributed",
-    "doctor",
-    "export",
-    "functional",
-    "gallery",
-    "objectives",
-    "preflight",
-    "rewards",
-    "rollout",
-    "run",
-    "studies",
-    "terminal",
-    "training",
-    "trees",
+NO_VERBS = (
+    "What",
+    "Whether",
+    "Of",
+    "That",
+    "See",
+    "Inside",
+    "The",
+    "A",
+    "An",
+    "How",
+    "Which",
+    "Where",
+    "Why",
 )
-"""Rooms that keep to it."""
+"""Words that begin no sentence with a verb."""
+
+NO_NOUNS = ("Of", "That", "See", "Inside")
+"""Words that begin no noun."""
+
+MODULES = [path for room in ("diffrl", "reward_models", "scripts") for path in sorted((ROOT / room).rglob("*.py"))]
 
 
 def names(tree: ast.AST) -> Iterator[tuple[int, str]]:
@@ -90,6 +91,37 @@ def forbidden(path: Path) -> list[str]:
     ]
 
 
-@pytest.mark.parametrize("room", DONE)
-def test_no_name_is_in_nobodys_words(room):
-    assert [one for path in sorted((ROOT / "diffrl" / room).rglob("*.py")) for one in forbidden(path)] == []
+def test_no_name_is_in_nobodys_words():
+    assert [one for path in MODULES for one in forbidden(path)] == []
+
+
+def verbless(path: Path) -> list[str]:
+    """Return the functions whose docstring begins with no verb; that of a property may begin with a noun."""
+    wrong = []
+    for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+        if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef) and (text := ast.get_docstring(node)):
+            word = text.split()[0].rstrip(",:;.")
+            noun = any("property" in ast.unparse(one) for one in node.decorator_list)
+            if word in (NO_NOUNS if noun else NO_VERBS):
+                wrong.append(f"{path.relative_to(ROOT)}:{node.lineno}: {word}")
+    return wrong
+
+
+def test_docstrings_of_functions_begin_with_a_verb():
+    assert [one for path in MODULES for one in verbless(path)] == []
+
+
+def hard_to_read(path: Path) -> list[str]:
+    """Return where a conditional expression is inside another, or a star or two unpack a literal."""
+    lines = []
+    for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+        nested = isinstance(node, ast.IfExp) and any(isinstance(one, ast.IfExp) for one in ast.iter_child_nodes(node))
+        starred = isinstance(node, ast.Starred) and isinstance(node.value, ast.Tuple | ast.List | ast.Set)
+        doubly = isinstance(node, ast.keyword) and node.arg is None and isinstance(node.value, ast.Dict)
+        if nested or starred or doubly:
+            lines.append(f"{path.relative_to(ROOT)}:{node.lineno}")
+    return lines
+
+
+def test_no_condition_is_nested_and_no_literal_is_unpacked():
+    assert [one for path in MODULES for one in hard_to_read(path)] == []

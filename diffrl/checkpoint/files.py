@@ -80,7 +80,7 @@ def save_checkpoint(
 
 
 def step_path(directory: Path, step: int) -> Path:
-    """Where a step's checkpoint is once it is complete."""
+    """Return the path of a step's checkpoint once it is complete."""
     return Path(directory) / f"step-{step:06d}"
 
 
@@ -165,7 +165,7 @@ def _contents(path: Path) -> tuple[int, dict[str, Any]]:
 def latest_checkpoint(
     directory: Path, report: Callable[[str], None], check: Callable[[Checkpoint], None] = lambda checkpoint: None
 ) -> Checkpoint | None:
-    """The newest checkpoint that verifies; None where there is none at all, CheckpointError where all are damaged.
+    """Return the newest checkpoint that verifies; None where there is none, CheckpointError where all are damaged.
 
     Args:
         directory: the run's `checkpoints/`.

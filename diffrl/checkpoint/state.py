@@ -191,7 +191,7 @@ def _placed_like(value: Any, loaded: Any) -> Any:
 
 
 def _flatten(value: Any, name: str, tensors: dict[str, Tensor]) -> Any:
-    """JSON of nested dicts, lists, tuples and scalars; tensors go to `tensors`, the rest becomes {"$kind": x}."""
+    """Return JSON of nested values; tensors go to `tensors`, what JSON has not becomes {"$kind": x}."""
     if isinstance(value, Tensor):
         if name in tensors:
             raise CheckpointError(f"Two tensors of the state are named {name!r}.")

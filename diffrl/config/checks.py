@@ -113,15 +113,15 @@ def _splits_train(
             f"drew the samples, and nothing bounds a second step. Got {train.updates_per_iteration}. Set it to 1; more "
             "prompts or a higher learning rate use the samples better."
         )
-    for key, given, needed in (
+    for key, value, needed in (
         ("credit.reward", credit.reward, "outcome"),
         ("credit.fusion", credit.fusion, "uniform"),
         ("credit.baseline", credit.baseline, "mean"),
     ):
-        if given != needed:
+        if value != needed:
             return (
                 f"{key} must be {needed} with objective.kind: tilt, which compares finished samples below each split. "
-                f"Got {show(given)}. Set it to {needed}."
+                f"Got {show(value)}. Set it to {needed}."
             )
     return None
 
@@ -252,8 +252,8 @@ def _some_reward_counts(run: Any, rewards: Rewards) -> str | None:
     def counts(reward: RewardSettings, iteration: int) -> bool:
         return reward.weight_at(iteration) != 0
 
-    found = (phases(run.iterations, reward.corners, partial(counts, reward)) for reward in rewards)
-    for iteration in sorted({start for stretches in found for start, _, _ in stretches}):
+    stretches_of = (phases(run.iterations, reward.corners, partial(counts, reward)) for reward in rewards)
+    for iteration in sorted({start for stretches in stretches_of for start, _, _ in stretches}):
         if not any(counts(reward, iteration) for reward in rewards):
             return (
                 "rewards must leave one with a weight other than 0 in every iteration. Got schedules that are all 0 in "

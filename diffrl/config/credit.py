@@ -114,44 +114,44 @@ class CreditSettings(Section):
 
     @model_validator(mode="after")
     def _keys_agree(self) -> Self:
-        found = []
+        faults = []
         rule = reward_rule(self.reward)
         if rule.of_samples and self.normalise != "group":
-            found.append(
+            faults.append(
                 f"credit.normalise must be group with credit.reward: {self.reward}, whose advantages belong to whole "
                 f"samples. Got {show(self.normalise)}. Set normalise: group or reward: fused."
             )
         if self.value != "leaves" and not rule.by_value:
-            found.append(
+            faults.append(
                 f"credit.value must be leaves unless credit.reward is {rules_that('by_value')}, or a rule of your own, "
                 f"which alone look at it. Got value={show(self.value)}, reward={show(self.reward)}. Change one of them."
             )
         if self.std == "batch" and not rule.of_samples:
-            found.append(
+            faults.append(
                 "credit.std must be group or mad unless credit.reward is outcome. "
                 f"Got std=batch, reward={show(self.reward)}. Set std: group."
             )
         if self.std == "mad" and self.baseline != "median":
-            found.append(
+            faults.append(
                 "credit.std: mad goes with credit.baseline: median, from which it is measured. "
                 f"Got baseline={show(self.baseline)}. Set baseline: median or std: group."
             )
         if self.combine == "gdpo" and (not rule.of_samples or self.std != "group" or self.baseline != "mean"):
-            found.append(
+            faults.append(
                 "credit.combine: gdpo gives whole samples finished advantages: it goes with credit.reward: outcome, "
                 f"std: group and baseline: mean. Got reward={show(self.reward)}, std={show(self.std)}, "
                 f"baseline={show(self.baseline)}. Change them or set combine: sum."
             )
         if self.fusion == "uniform" and self.beta != 1.0:
-            found.append(
+            faults.append(
                 "credit.beta must be left at 1.0 with credit.fusion: uniform, where it has no effect. "
                 f"Got {show(self.beta)}. Set fusion: path_probability or remove beta."
             )
         if self.baseline == "median" and self.normalise == "siblings":
-            found.append(
+            faults.append(
                 "credit.baseline must be mean with credit.normalise: siblings, which compares with the parent. "
                 "Got median. Set baseline: mean."
             )
-        if found:
-            raise problems(found)
+        if faults:
+            raise problems(faults)
         return self

@@ -53,16 +53,16 @@ def explain(errors: Sequence[ErrorDetails], root: type[BaseModel]) -> list[str]:
         errors: `ValidationError.errors()`.
         root: the model that was validated; its keys are what "did you mean" chooses from.
     """
-    found: list[str] = []
+    sentences: list[str] = []
     for error in errors[:MOST_PROBLEMS]:
-        found += _explain_one(error, root)
+        sentences += _explain_one(error, root)
     if len(errors) > MOST_PROBLEMS:
-        found.append(f"There are {len(errors) - MOST_PROBLEMS:,} further problems. Mend these first.")
-    return list(dict.fromkeys(found))
+        sentences.append(f"There are {len(errors) - MOST_PROBLEMS:,} further problems. Mend these first.")
+    return list(dict.fromkeys(sentences))
 
 
 def _explain_one(error: ErrorDetails, root: type[BaseModel]) -> list[str]:
-    kind, given, context = error["type"], error["input"], error.get("ctx", {})
+    kind, received, context = error["type"], error["input"], error.get("ctx", {})
     path = dotted(error["loc"], root)
     if kind == "problems":
         return list(context["problems"])
@@ -73,60 +73,62 @@ def _explain_one(error: ErrorDetails, root: type[BaseModel]) -> list[str]:
     if kind == "missing":
         return [f"{path} is missing. {_meaning(error['loc'], root)}"]
     if kind == "literal_error":
-        return [_not_a_choice(path, given, _choices(_field_type(error["loc"], root)))]
+        return [_not_a_choice(path, received, _choices(_field_type(error["loc"], root)))]
     if kind in ("union_tag_invalid", "union_tag_not_found"):
         kinds = [_kind_of(model) for model in _models_in(_field_type(error["loc"], root))]
-        if kind == "union_tag_not_found" and not isinstance(given, (Mapping, BaseModel)):
-            return [f"{path} {WRONG_TYPE['model_type']}. Got {show(given)}."]
+        if kind == "union_tag_not_found" and not isinstance(received, (Mapping, BaseModel)):
+            return [f"{path} {WRONG_TYPE['model_type']}. Got {show(received)}."]
         if kind == "union_tag_not_found":
-            return [f"{path}.kind is missing: it must be one of {', '.join(kinds)}. Got {show(given)}."]
+            return [f"{path}.kind is missing: it must be one of {', '.join(kinds)}. Got {show(received)}."]
         return [
-            _not_a_choice(f"{path}.kind", given["kind"], kinds, NOT_HERE.get((path, show(given["kind"]).strip('"'))))
+            _not_a_choice(
+                f"{path}.kind", received["kind"], kinds, NOT_HERE.get((path, show(received["kind"]).strip('"')))
+            )
         ]
     if kind == "too_short":
-        if len(given) >= context["min_length"]:  # entries that are wrong themselves have their own problem
+        if len(received) >= context["min_length"]:  # entries that are wrong themselves have their own problem
             return []
-        return [f"{path} must have at least {context['min_length']} entry. Got {show(given)}. Add one."]
+        return [f"{path} must have at least {context['min_length']} entry. Got {show(received)}. Add one."]
     if kind == "string_too_short":
-        return [f"{path} must not be empty. Got {show(given)}."]
+        return [f"{path} must not be empty. Got {show(received)}."]
     if kind == "string_too_long":
-        return [f"{path} must have at most {context['max_length']:,} characters. Got {len(given):,}. Shorten it."]
+        return [f"{path} must have at most {context['max_length']:,} characters. Got {len(received):,}. Shorten it."]
     if kind == "too_long":
-        return [f"{path} must have at most {context['max_length']:,} entries. Got {len(given):,}. Remove some."]
+        return [f"{path} must have at most {context['max_length']:,} entries. Got {len(received):,}. Remove some."]
     if kind in BOUNDS:
         name, sign = BOUNDS[kind]
-        return [f"{path} must be {sign} {show(context[name])}. Got {show(given)}."]
+        return [f"{path} must be {sign} {show(context[name])}. Got {show(received)}."]
     if kind in WRONG_TYPE:
-        return [f"{path} {WRONG_TYPE[kind]}. Got {show(given)}.{_quotes(kind, given)}"]
-    return [f"{path}: {error['msg']}. Got {show(given)}."]
+        return [f"{path} {WRONG_TYPE[kind]}. Got {show(received)}.{_quotes(kind, received)}"]
+    return [f"{path}: {error['msg']}. Got {show(received)}."]
 
 
-def _would_be(kind: str, given: str) -> bool:
+def _would_be(kind: str, text: str) -> bool:
     """Return whether a text without its quotes would be of the type that is wanted."""
     if kind == "bool_type":
-        return given.lower() in ("true", "false")
+        return text.lower() in ("true", "false")
     try:
-        float(given)
+        float(text)
     except ValueError:
         return False
     return True
 
 
-def _quotes(kind: str, given: Any) -> str:
-    if kind in ("int_type", "float_type", "bool_type") and isinstance(given, str) and _would_be(kind, given):
+def _quotes(kind: str, received: Any) -> str:
+    if kind in ("int_type", "float_type", "bool_type") and isinstance(received, str) and _would_be(kind, received):
         return " Remove the quotes."
-    if kind == "string_type" and isinstance(given, (bool, int, float)):
+    if kind == "string_type" and isinstance(received, (bool, int, float)):
         return " Put it in quotes."
     return ""
 
 
-def _not_a_choice(path: str, given: Any, choices: Sequence[Any], reason: str | None = None) -> str:
+def _not_a_choice(path: str, received: Any, choices: Sequence[Any], reason: str | None = None) -> str:
     shown = ", ".join(str(choice) if isinstance(choice, str) else show(choice) for choice in choices)
     if len(choices) == 1:
-        return f"{path} must be {shown}, the only one in this version. Got {show(given)}. Set it to {shown}."
-    close = closest(given, [str(choice) for choice in choices])
-    hint = f" {reason}." if reason else f" Did you mean {close!r}?" if close else ""
-    return f"{path} must be one of {shown}. Got {show(given)}.{hint}"
+        return f"{path} must be {shown}, the only one in this version. Got {show(received)}. Set it to {shown}."
+    close = closest(received, [str(choice) for choice in choices])
+    guess = f" Did you mean {close!r}?" if close else ""
+    return f"{path} must be one of {shown}. Got {show(received)}.{f' {reason}.' if reason else guess}"
 
 
 def _unknown_key(location: Location, root: type[BaseModel]) -> str:
@@ -146,8 +148,8 @@ def _unknown_key(location: Location, root: type[BaseModel]) -> str:
             f"{cut(str(key), LONGEST_NAME)}, or give the section as a whole: "
             f"{section}={{kind: {_kind_of(model)}{rest}}}."
         )
-    elsewhere = [".".join(place) for place in _places(root) if place[-1] == key]
-    hint = f"Did you mean {' or '.join(elsewhere)}?" if elsewhere else f"Known keys: {known}."
+    namesakes = [".".join(keys) for keys in _places(root) if keys[-1] == key]
+    hint = f"Did you mean {' or '.join(namesakes)}?" if namesakes else f"Known keys: {known}."
     return f"{path} is not a known key. {hint}"
 
 

@@ -93,45 +93,45 @@ class ExploreSettings(Section):
 
 
 def explore_problems(e: ExploreSettings, tree: TreeSettings, steps: int) -> list[str]:
-    """Where an exploring stage does not agree with itself, the tree that trains, or the steps of the full grid."""
-    found = []
+    """List where an exploring stage contradicts itself, the tree that trains, or the steps of the full grid."""
+    problems = []
     if e.keep != tree.samples:
-        found.append(
+        problems.append(
             "rollout.explore.keep must be rollout.tree.roots * the leaves of a tree, the samples that train. Got "
             f"keep={e.keep}, roots={tree.roots}, leaves={tree.leaves_per_root}. Set keep={tree.samples}."
         )
     if e.candidates % tree.leaves_per_root:
-        found.append(
+        problems.append(
             "rollout.explore.candidates must be a multiple of the leaves of a tree. Got "
             f"candidates={e.candidates}, leaves={tree.leaves_per_root}. Round it."
         )
     if e.candidates < e.keep + e.audit:
-        found.append(
+        problems.append(
             "rollout.explore.candidates must be >= keep + audit. Got "
             f"candidates={e.candidates}, keep={e.keep}, audit={e.audit}. Lower keep or audit, or add candidates."
         )
     if e.engine != AUTO and (e.precision == TRAINING or PRECISIONS[e.precision].everywhere):
-        found.append(
+        problems.append(
             f"rollout.explore.engine must be auto with precision {e.precision}, which every machine has. "
             f"Got {e.engine}. Remove it."
         )
     if e.precision == TRAINING and e.compile:
-        found.append(
+        problems.append(
             "rollout.explore.compile must be false with precision: training, where the policy itself explores. "
             "Set model.compile, or another precision."
         )
     if e.precision == TRAINING and e.exclude is not None:
-        found.append(
+        problems.append(
             "rollout.explore.exclude must be null with precision: training, where nothing is quantised. Remove it."
         )
     if e.select == "all" and (e.candidates != e.keep or e.audit):
-        found.append(
+        problems.append(
             "rollout.explore.select: all keeps every candidate. Got "
             f"candidates={e.candidates}, keep={e.keep}, audit={e.audit}. Set keep to candidates and audit to 0."
         )
     if e.steps is not None and e.steps > steps:
-        found.append(
+        problems.append(
             "rollout.explore.steps must be <= rollout.steps, of whose grid it is a part. Got "
             f"explore.steps={e.steps}, steps={steps}. Lower it."
         )
-    return found
+    return problems

@@ -16,15 +16,15 @@ CLIPS = ("clip", "clip_high")
 
 def unused_keys(config: Config) -> tuple[str, ...]:
     """Return a sentence for each reason why keys of the objective that were given do nothing."""
-    o, given = config.objective, set(_given(config.objective, "objective"))
+    o, written = config.objective, set(_given(config.objective, "objective"))
     reasons = []
     if config.old_is_policy:
         on_policy = "with one update an iteration on the policy's own samples"
-        clips = {key for key in given if key.rpartition(".")[2] in CLIPS}
+        clips = {key for key in written if key.rpartition(".")[2] in CLIPS}
         reasons.append((clips, f"{on_policy} every ratio is 1, but for rounding"))
-        reasons.append((given & o.cancels_on_policy, f"{on_policy} the gradient does not depend on it"))
+        reasons.append((written & o.cancels_on_policy, f"{on_policy} the gradient does not depend on it"))
     if not o.old_policy_is_ema:
-        rate = given & {"objective.old_decay_rate"}
+        rate = written & {"objective.old_decay_rate"}
         reasons.append((rate, "with objective.old_decay_max: 0 the old policy is the newest"))
     return tuple(f"Without effect: {', '.join(sorted(keys))}; {why}." for keys, why in reasons if keys)
 

@@ -65,13 +65,13 @@ def load_config(path: str | Path, overrides: Mapping[str, Any] | Sequence[str] =
     if not isinstance(data, dict):
         got = "an empty file" if data is None else KINDS.get(type(data), "a single value")
         raise ConfigError(f"the file must hold sections such as run: and model:. Got {got}.", str(path))
-    found: list[str] = []
+    problems: list[str] = []
     for override in _listed(overrides):
         try:
             _apply(data, override)
         except ConfigError as error:
-            found += error.problems
-    return make_config(data, str(path), found)
+            problems += error.problems
+    return make_config(data, str(path), problems)
 
 
 def _way_out(path: Path) -> str:
@@ -84,13 +84,13 @@ def _way_out(path: Path) -> str:
     return f"Write that recipe with: diffrl init {recipe}" if known else "Check the path; diffrl init writes one."
 
 
-def make_config(data: Mapping[str, Any], source: str | None = None, found: Sequence[str] = ()) -> Config:
+def make_config(data: Mapping[str, Any], source: str | None = None, problems: Sequence[str] = ()) -> Config:
     """Check a mapping of sections.
 
     Args:
         data: as read from YAML.
         source: where it is from, for the message.
-        found: problems found before, reported with the others.
+        problems: problems found before, reported with the others.
 
     Raises:
         ConfigError: every problem, each with its path, the rule, what was given and a way out.
@@ -101,9 +101,9 @@ def make_config(data: Mapping[str, Any], source: str | None = None, found: Seque
         texts = explain(error.errors(include_url=False), Config)
         if not any(detail["loc"] == () and detail["type"] == "problems" for detail in error.errors()):
             texts += cross_section_problems(_valid_sections(data))
-        raise ConfigError([*found, *texts], source) from error
-    if found:
-        raise ConfigError(found, source)
+        raise ConfigError([*problems, *texts], source) from error
+    if problems:
+        raise ConfigError(problems, source)
     return config
 
 

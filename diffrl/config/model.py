@@ -196,34 +196,34 @@ class ModelSettings(Section):
 
     @model_validator(mode="after")
     def _no_idle_keys(self) -> Self:
-        found = []
+        faults = []
         if self.frames is not None and self.facts.media != "video":
-            found.append(
+            faults.append(
                 f"model.frames must be null for model.family: {self.family}, which generates images. Got "
                 f"{self.frames}. "
                 "Remove it."
             )
         if self.fps is not None and self.facts.media != "video":
-            found.append(
+            faults.append(
                 f"model.fps must be null for model.family: {self.family}, which generates images. Got {self.fps:g}. "
                 "Remove it."
             )
         if self.true_cfg_scale is not None and self.facts.true_cfg_scale is None:
-            found.append(
+            faults.append(
                 f"model.true_cfg_scale must be null for model.family: {self.family}, whose guidance is "
                 f"rollout.guidance_scale alone. Got {self.true_cfg_scale:g}. Remove it."
             )
         if self.base_precision is not None and self.lora is None:
-            found.append(
+            faults.append(
                 "model.base_precision must be null without model.lora: quantised weights cannot be trained. Got "
                 f"{show(self.base_precision)}. Add model.lora or remove it."
             )
         if self.init_from is not None and self.lora_start is not None:
-            found.append(
+            faults.append(
                 "model.lora.start and model.init_from each say what the run begins with. Got both. Remove one of them."
             )
-        if found:
-            raise problems(found)
+        if faults:
+            raise problems(faults)
         return self
 
     @property

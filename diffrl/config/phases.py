@@ -23,8 +23,8 @@ class Cycle:
         """Return the sum over so many iterations from the first."""
         sums = [0, *accumulate(self.values)]
         stays, rest = divmod(iterations, self.each)
-        rounds, place = divmod(stays, len(self.values))
-        return self.each * (rounds * sums[-1] + sums[place]) + (rest * self.values[place] if rest else 0)
+        rounds, position = divmod(stays, len(self.values))
+        return self.each * (rounds * sums[-1] + sums[position]) + (rest * self.values[position] if rest else 0)
 
 
 def phases(iterations: int, corners: Iterable[int], holds: Callable[[int], bool]) -> Iterator[tuple[int, int, bool]]:

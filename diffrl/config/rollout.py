@@ -91,7 +91,7 @@ class OwnDynamics(DynamicsSettings):
 
     @property
     def arguments(self) -> Mapping[str, Any]:
-        """See the base class; `options`."""
+        """Its `options`."""
         return self.options
 
 
@@ -192,11 +192,11 @@ class RolloutSettings(Section):
 
     @model_validator(mode="after")
     def _sections_agree(self) -> Self:
-        found = [*_window_problems(self), *_split_problems(self)]
+        faults = [*_window_problems(self), *_split_problems(self)]
         if self.explore is not None:
-            found += explore_problems(self.explore, self.tree, self.steps)
-        if found:
-            raise problems(found)
+            faults += explore_problems(self.explore, self.tree, self.steps)
+        if faults:
+            raise problems(faults)
         return self
 
     @property
@@ -212,7 +212,7 @@ class RolloutSettings(Section):
         return stochastic_steps(s.kind, self.steps, iteration, splits)
 
     def branching_at(self, iteration: int) -> dict[int, int]:
-        """Stochastic step -> children of a node there, 1 where the tree does not split, of a training iteration."""
+        """Return stochastic step -> children of a node there, 1 where the tree does not split, of an iteration."""
         return {step: self.tree.branching.get(step, 1) for step in self.steps_at(iteration)}
 
     @property
@@ -245,40 +245,40 @@ def _window_problems(r: RolloutSettings) -> list[str]:
 
 def _split_problems(r: RolloutSettings) -> list[str]:
     splits = list(r.tree.splits)
-    found = []
+    problems = []
     if r.dynamics is None and not isinstance(r.stochastic, NoSteps):
-        found.append(
+        problems.append(
             "rollout.dynamics is missing: it says how the stochastic steps draw their noise. Give one, such as "
             "{kind: flow_sde, noise_level: 0.7}, or set rollout.stochastic.kind to none."
         )
     if r.dynamics is not None and isinstance(r.stochastic, NoSteps):
-        found.append(
+        problems.append(
             "rollout.dynamics must be null with rollout.stochastic.kind: none, where no step draws noise. Got "
             f"kind={r.dynamics.kind}. Remove it."
         )
     if splits and splits[-1] > r.steps - 2:
-        found.append(
+        problems.append(
             "rollout.tree.splits must lie within steps 0 to rollout.steps - 2, because the last step is always "
             f"deterministic. Got splits={show(splits)}, steps={r.steps}. Move the splits or add steps."
         )
     if not splits and isinstance(r.stochastic, SplitsOnly):
-        found.append(
+        problems.append(
             "rollout.stochastic.kind must not be splits without rollout.tree.splits: no step would be stochastic. Got "
             "kind=splits, splits=[]. Add splits, or choose all, window or none."
         )
     if splits and isinstance(r.stochastic, NoSteps):
-        found.append(
+        problems.append(
             "rollout.tree.splits must be empty with rollout.stochastic.kind: none, because siblings differ by noise. "
             f"Got splits={show(splits)}. Remove the splits or choose splits, window or all."
         )
     if r.tree.samples > MOST_SAMPLES:
-        found.append(
+        problems.append(
             f"rollout.tree.roots * the leaves of a tree must be <= {MOST_SAMPLES}, the samples of a prompt. Got "
             f"roots={r.tree.roots}, leaves={show(r.tree.leaves_per_root)}. Lower roots or branches, or remove splits."
         )
     if r.tree.samples < 2:
-        found.append(
+        problems.append(
             "rollout.tree.roots must be >= 2 without splits: a group needs samples to compare. "
             f"Got roots={r.tree.roots}. Add roots or splits."
         )
-    return found
+    return problems

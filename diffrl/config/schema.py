@@ -113,7 +113,7 @@ class RunSettings(Section):
     )
 
     def evaluates_after(self, iteration: int) -> bool:
-        """Whether there is a held-out evaluation after so many iterations: before training (0), regularly, last."""
+        """Return whether a held-out evaluation follows so many iterations: before training (0), regularly, last."""
         return iteration in (0, self.iterations) or (self.eval_every is not None and iteration % self.eval_every == 0)
 
     @property
@@ -263,9 +263,9 @@ class Config(Section):
 
     @model_validator(mode="after")
     def _sections_agree(self) -> Self:
-        found = cross_section_problems({name: getattr(self, name) for name in type(self).model_fields})
-        if found:
-            raise problems(found)
+        faults = cross_section_problems({name: getattr(self, name) for name in type(self).model_fields})
+        if faults:
+            raise problems(faults)
         return self
 
     @property
@@ -293,8 +293,8 @@ class Config(Section):
     @property
     def kl_guidance(self) -> float:
         """Guidance of the model before alignment, where the objective asks it."""
-        own = next((g for loss in self.objective.planned() if (g := loss.kl_guidance) is not None), None)
-        return self.loss_guidance(self.objective.sample_guidance) if own is None else own
+        override = next((g for loss in self.objective.planned() if (g := loss.kl_guidance) is not None), None)
+        return self.loss_guidance(self.objective.sample_guidance) if override is None else override
 
     def loss_guidance(self, guidance: float | None) -> float:
         """Return guidance of the velocities that a loss is given.

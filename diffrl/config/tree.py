@@ -19,14 +19,14 @@ def _split_steps(splits: tuple[int, ...]) -> tuple[int, ...]:
     return splits
 
 
-def _children(given: Any) -> Any:
-    items = list(given) if isinstance(given, (list, tuple)) else [given]
+def _children(branches: Any) -> Any:
+    items = list(branches) if isinstance(branches, (list, tuple)) else [branches]
     if not items or any(type(item) is not int or not 2 <= item <= MOST_CHILDREN for item in items):
         raise rule(
             f"must be a whole number >= 2 and <= {MOST_CHILDREN}, or a list of them with one entry a split. Got "
-            f"{show(given)}. A step without a split needs no entry."
+            f"{show(branches)}. A step without a split needs no entry."
         )
-    return tuple(items) if isinstance(given, (list, tuple)) else given
+    return tuple(items) if isinstance(branches, (list, tuple)) else branches
 
 
 class TreeSettings(Section):

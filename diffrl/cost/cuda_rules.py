@@ -32,38 +32,38 @@ def listed(macro: str) -> list[str]:
     return [f"{name}.{kind}" if kind else name for name, kind in re.findall(r"_\((\w+)(?:, (\w+))?\)", body[1])]
 
 
-def cast(given: Any, dtype: torch.dtype) -> Any:
+def cast(arguments: Any, dtype: torch.dtype) -> Any:
     """Cast the tensors that autocast may: of floating point, but not of float64."""
     may = (torch.float32, torch.bfloat16, torch.float16)
-    return tree_map_only(torch.Tensor, lambda x: x.to(dtype) if x.dtype in may else x, given)
+    return tree_map_only(torch.Tensor, lambda x: x.to(dtype) if x.dtype in may else x, arguments)
 
 
-def lower(op: Callable[..., Any], given: Any) -> Any:
+def lower(op: Callable[..., Any], arguments: Any) -> Any:
     """Run in autocast's own dtype."""
-    args, kwargs = cast(given, torch.get_autocast_dtype("cpu"))
+    args, kwargs = cast(arguments, torch.get_autocast_dtype("cpu"))
     return op(*args, **kwargs)
 
 
-def float32(op: Callable[..., Any], given: Any) -> Any:
+def float32(op: Callable[..., Any], arguments: Any) -> Any:
     """Run in float32."""
-    args, kwargs = cast(given, torch.float32)
+    args, kwargs = cast(arguments, torch.float32)
     return op(*args, **kwargs)
 
 
-def widest(op: Callable[..., Any], given: Any) -> Any:
+def widest(op: Callable[..., Any], arguments: Any) -> Any:
     """Run in float32 if any tensor is."""
-    wide = any(isinstance(x, torch.Tensor) and x.dtype == torch.float32 for x in tree_leaves(given))
-    args, kwargs = cast(given, torch.float32) if wide else given
+    wide = any(isinstance(x, torch.Tensor) and x.dtype == torch.float32 for x in tree_leaves(arguments))
+    args, kwargs = cast(arguments, torch.float32) if wide else arguments
     return op(*args, **kwargs)
 
 
-def to_float32(op: Callable[..., Any], given: Any) -> Any:
+def to_float32(op: Callable[..., Any], arguments: Any) -> Any:
     """Read the lower precision and give float32, unless a dtype is asked for."""
-    args, kwargs = given
-    place = [argument.name for argument in op._schema.arguments].index("dtype")  # type: ignore[attr-defined]
-    asked = args[place] if place < len(args) else kwargs.get("dtype")
+    args, kwargs = arguments
+    position = [argument.name for argument in op._schema.arguments].index("dtype")  # type: ignore[attr-defined]
+    asked = args[position] if position < len(args) else kwargs.get("dtype")
     if asked is None and args[0].dtype in (torch.bfloat16, torch.float16):
-        args, kwargs = args[:place], kwargs | {"dtype": torch.float32}
+        args, kwargs = args[:position], kwargs | {"dtype": torch.float32}
     return op(*args, **kwargs)
 
 
@@ -83,11 +83,13 @@ def install(library: Library) -> None:
     """
     rules = {name: rule for macro, rule in RULES for name in listed(macro)} | dict.fromkeys(NORMS, float32)
     names = [name.removeprefix("aten::") for name in torch._C._dispatch_get_all_op_names() if name.startswith("aten::")]
-    own = {name for name in names if torch._C._dispatch_has_kernel_for_dispatch_key(f"aten::{name}", KEY)}
-    for name in own - rules.keys():
+    implemented = {name for name in names if torch._C._dispatch_has_kernel_for_dispatch_key(f"aten::{name}", KEY)}
+    for name in implemented - rules.keys():
         library.impl(name, fallthrough_kernel, KEY)
     for name, rule in rules.items():
-        if name in names and not (rule is lower and name in own):  # the CPU's keeps casts of weights, as CUDA's does
+        if name in names and not (
+            rule is lower and name in implemented
+        ):  # the CPU's keeps casts of weights, as CUDA's does
             library.impl(name, _kernel(name, rule), KEY)
 
 
@@ -104,7 +106,7 @@ def _kernel(name: str, rule: Callable[..., Any]) -> Callable[..., Any]:
 
 @contextmanager
 def cuda_rules() -> Iterator[None]:
-    """Inside, CPU tensors follow CUDA's rules under autocast."""
+    """Let CPU tensors follow CUDA's rules under autocast until the block ends."""
     with torch.library._scoped_library("aten", "IMPL") as library:
         install(library)
         yield

@@ -34,14 +34,14 @@ class FakeMode(TorchDispatchMode):
         self.fake.__exit__(*problem)
 
 
-def negate(found: torch.Tensor, mask: torch.Tensor) -> torch.Tensor:
+def negate(negation: torch.Tensor, mask: torch.Tensor) -> torch.Tensor:
     """Return a fake mask's negation, remembered as such: see `rows_of`."""
-    found.denied = not getattr(mask, "denied", False)
-    return found
+    negation.denied = not getattr(mask, "denied", False)
+    return negation
 
 
 def rows_of(index: torch.Tensor | None) -> torch.Tensor | None:
-    """A mask as the numbers of the rows that it names, which no fake tensor can tell: of all, or if negated of none.
+    """Return a mask as the rows it names, which no fake tensor can tell: all, or if negated none.
 
     A network that takes the masked rows apart and joins them again so gets as many as it had.
     """

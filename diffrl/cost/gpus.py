@@ -97,8 +97,8 @@ def parse_memory(text: str) -> int:
     Raises:
         ConfigError: it is no amount of memory.
     """
-    found = re.fullmatch(r"\s*(\d{1,6}(?:\.\d{1,3})?)\s*(GB|GiB|)\s*", text, re.IGNORECASE)
-    size = 0 if found is None else round(float(found[1]) * (2**30 if found[2].lower() == "gib" else GB))
+    match = re.fullmatch(r"\s*(\d{1,6}(?:\.\d{1,3})?)\s*(GB|GiB|)\s*", text, re.IGNORECASE)
+    size = 0 if match is None else round(float(match[1]) * (2**30 if match[2].lower() == "gib" else GB))
     if size <= 0:
         raise ConfigError(f"Memory must be an amount such as 80GB or 24GiB. Got {quote(text)}.")
     return size

@@ -39,12 +39,12 @@ class HostMemory:
         return sum(self.kept.values()) + max(self.passing.values(), default=0)
 
 
-def file_weights(model: ModelSettings, found: Architecture, target: int) -> tuple[int, int, tuple[str, ...]]:
+def file_weights(model: ModelSettings, architecture: Architecture, target: int) -> tuple[int, int, tuple[str, ...]]:
     """Return what loading a pipeline maps and what it converts.
 
     Args:
         model: names the pipeline.
-        found: its sizes.
+        architecture: its sizes.
         target: bytes of a number in model.dtype.
 
     Returns:
@@ -55,7 +55,7 @@ def file_weights(model: ModelSettings, found: Architecture, target: int) -> tupl
     here = {} if folder is None else stored_numbers(folder)
     mapped = converted = 0
     unknown = []
-    for part, shapes in found.shapes.items():
+    for part, shapes in architecture.shapes.items():
         count = sum(map(math.prod, shapes.values()))
         if part in here:
             as_is = here[part].get(DTYPES[target], 0)

@@ -22,8 +22,8 @@ GROUPS = {
 
 def processes_here(world_size: int) -> int:
     """Return how many of a run's processes share this machine: what the launcher says, else at most eight."""
-    said = os.environ.get("LOCAL_WORLD_SIZE", "")
-    return min(world_size, int(said) if said.isdigit() and int(said) > 0 else MOST_PROCESSES)
+    local_size = os.environ.get("LOCAL_WORLD_SIZE", "")
+    return min(world_size, int(local_size) if local_size.isdigit() and int(local_size) > 0 else MOST_PROCESSES)
 
 
 def available_host_bytes() -> int:
@@ -31,13 +31,13 @@ def available_host_bytes() -> int:
     return min(int(psutil.virtual_memory().available), group_bytes())
 
 
-def group_bytes(own: Path = Path("/proc/self/cgroup"), root: Path = Path("/sys/fs/cgroup")) -> int:
+def group_bytes(membership: Path = Path("/proc/self/cgroup"), root: Path = Path("/sys/fs/cgroup")) -> int:
     """Return the bytes that this process's control groups leave to it; `sys.maxsize` without a limit.
 
     Of a limit on a group that this one is in, the least counts. Cached files are reclaimed before anything is killed.
     """
     least = sys.maxsize
-    for line in _text(own).splitlines():
+    for line in _text(membership).splitlines():
         _, controllers, path = line.split(":", 2)
         if (kind := "memory" if "memory" in controllers.split(",") else controllers) not in GROUPS:
             continue

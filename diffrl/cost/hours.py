@@ -35,11 +35,11 @@ def hours_rows(plan: Plan, gpus: tuple[Gpu, ...], utilisation: float) -> Iterato
     yield f"Hours, at {utilisation:g} of the peak", "" if plan.run_flops is not None else "not known: see below"
     for gpu in gpus:
         hours, peak = hours_of(plan, gpu, utilisation), gpu.bf16 / 1e12
-        told = [] if hours is None else [f"{hours_text(hours)} at {utilisation:g} x {peak:g} TFLOP/s"]
+        cells = [] if hours is None else [f"{hours_text(hours)} at {utilisation:g} x {peak:g} TFLOP/s"]
         if plan.memory is not None:
             fits = "does not fit" if shortages(plan.memory, offer_of(gpu), plan.world_size) else "fits"
-            told.append(f"{fits}: {plan.memory.needed('cuda') / GIB:.1f} of {gpu.memory / GIB:.1f} GiB")
-        yield f"  {plan.world_size} x {gpu.title}", ", ".join(told)
+            cells.append(f"{fits}: {plan.memory.needed('cuda') / GIB:.1f} of {gpu.memory / GIB:.1f} GiB")
+        yield f"  {plan.world_size} x {gpu.title}", ", ".join(cells)
 
 
 def hours_text(hours: float) -> str:

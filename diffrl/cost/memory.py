@@ -63,7 +63,7 @@ class Memory:
         return sum(self.kept.values()) + max(self.passing.values(), default=0)
 
     def needed(self, device: str) -> int:
-        """Bytes that the device ("cpu", "cuda") must have: a CPU's memory is the computer's, with all that it holds."""
+        """Return bytes that the device ("cpu", "cuda") must have; a CPU's is the computer's with all it holds."""
         if device != "cpu":
             return self.peak
         passing = max([*self.passing.values(), self.host.passing["checkpoint"]])
@@ -71,7 +71,7 @@ class Memory:
         return kept + self.copy_on_cpu + passing
 
     def needed_by_host(self, device: str) -> int:
-        """Bytes that a process takes of the computer's memory where the model is on the device ("cpu", "cuda")."""
+        """Return bytes of the computer's memory that a process takes if the model is on the device ("cpu", "cuda")."""
         return self.needed("cpu") if device == "cpu" else self.host.each
 
 
@@ -120,36 +120,40 @@ def estimate_memory(
         The estimate, or None, and notes on what is missing.
     """
     path = config.model.path
-    found = describe_pipeline(path)
-    if found is None:
+    architecture = describe_pipeline(path)
+    if architecture is None:
         return None, (
             f"No memory estimate: {path} is neither a folder here with a transformer's safetensors files nor a name on "
             "the hub that diffrl knows.",
         )
-    parts = _parts(config, found)
+    parts = _parts(config, architecture)
     rewards = scorer_weights(config)
-    kept = _weights(config, found, parts, world_size) | {"scorers": rewards.beside}
-    wider = _copy_size(config, found, "cpu") - kept.get("exploring copy", 0)
+    kept = _weights(config, architecture, parts, world_size) | {"scorers": rewards.beside}
+    wider = _copy_size(config, architecture, "cpu") - kept.get("exploring copy", 0)
     offload = _offloaded(config, parts)
-    frozen = {name: count_parameters(shapes) for name, shapes in found.shapes.items() if name not in found.networks}
+    frozen = {
+        name: count_parameters(shapes)
+        for name, shapes in architecture.shapes.items()
+        if name not in architecture.networks
+    }
     if config.model.lora is not None:
-        frozen = {name: count_parameters(found.shapes[name]) for name in found.networks} | frozen
+        frozen = {name: count_parameters(architecture.shapes[name]) for name in architecture.networks} | frozen
     sizes, why = activations
     resting, images, encodings = sum(offload.values()), 0, 0
     passing, notes = offload, (f"Memory without activations: {why}.",)
     if sizes is not None:
         kept |= _records(config, sizes, rollout, nodes, world_size)
-        passing, notes = _all_stages(config, found, parts, sizes, offload, rewards, world_size), ()
+        passing, notes = _all_stages(config, architecture, parts, sizes, offload, rewards, world_size), ()
         images = rollout.pictures(sizes.pixels)
         if config.rollout.explore is not None:
             images += _candidates(config, rollout) * 3 * sizes.pixels
         encodings = _kept_encodings(config, sizes, world_size)
-    mapped, converted, assumed = file_weights(config.model, found, BYTES[config.model.dtype])
+    mapped, converted, assumed = file_weights(config.model, architecture, BYTES[config.model.dtype])
     at_once = {"loading": converted, "rewards": rewards.largest, "checkpoint": _saved_at_once(config, kept)}
     held = {"libraries": LIBRARIES, "offloaded parts": resting, "decoded images": images,
-            "prompt encodings": encodings, "scorers on cpu": rewards.elsewhere.get("cpu", 0)}  # fmt: skip
+            "prompt encodings": encodings, "scorers on cpu": rewards.other_devices.get("cpu", 0)}  # fmt: skip
     host = HostMemory(held, at_once, mapped)
-    memory = Memory(parts.trained, frozen, kept, passing, host, wider, rewards.elsewhere)
+    memory = Memory(parts.trained, frozen, kept, passing, host, wider, rewards.other_devices)
     return memory, (*notes, *rewards.notes, *assumed)
 
 
@@ -166,17 +170,17 @@ def _kept_encodings(config: Config, sizes: Activations, world_size: int) -> int:
 
 def _all_stages(
     config: Config,
-    found: Architecture,
+    architecture: Architecture,
     parts: ParameterCounts,
     sizes: Activations,
     offload: Mapping[str, int],
     rewards: ScorerWeights,
     world_size: int,
 ) -> dict[str, int]:
-    """Bytes that pass on the device, by stage: activations, weights that are there for a stage, rewards at work."""
+    """Return bytes that pass on the device, by stage: activations, weights of a stage alone, rewards at work."""
     passing = _stages(config, sizes)
     for stage in ("rollout", "update", "evaluation"):
-        passing[stage] += _gathered(config, found, parts, world_size)
+        passing[stage] += _gathered(config, architecture, parts, world_size)
     for stage, size in offload.items():
         passing[stage] = passing.get(stage, 0) + size
     passing["decode"] += rewards.working  # they score what was decoded while the next is
@@ -185,10 +189,10 @@ def _all_stages(
     return passing
 
 
-def _parts(config: Config, found: Architecture) -> ParameterCounts:
-    counts = {name: count_parameters(shapes) for name, shapes in found.shapes.items()}
-    networks = [found.shapes[name] for name in found.networks]
-    network = sum(counts.pop(name) for name in found.networks)
+def _parts(config: Config, architecture: Architecture) -> ParameterCounts:
+    counts = {name: count_parameters(shapes) for name, shapes in architecture.shapes.items()}
+    networks = [architecture.shapes[name] for name in architecture.networks]
+    network = sum(counts.pop(name) for name in architecture.networks)
     lora = config.model.lora
     text = sum(counts.pop(name) for name in list(counts) if name.startswith(("text_encoder", "image_encoder")))
     return ParameterCounts(
@@ -201,11 +205,11 @@ def _parts(config: Config, found: Architecture) -> ParameterCounts:
     )
 
 
-def _weights(config: Config, found: Architecture, parts: ParameterCounts, world_size: int) -> dict[str, int]:
+def _weights(config: Config, architecture: Architecture, parts: ParameterCounts, world_size: int) -> dict[str, int]:
     """Return bytes of everything that is as large as a network."""
     m, o = config.model, config.objective
     dtype, trained = BYTES[m.dtype], parts.trained
-    networks = [found.shapes[name] for name in found.networks]
+    networks = [architecture.shapes[name] for name in architecture.networks]
     base = dtype * parts.network if m.lora is not None else 0
     if m.base_precision is not None:
         plain = [{name: shape for name, shape in n.items() if name not in BUFFERS} for n in networks]
@@ -225,20 +229,20 @@ def _weights(config: Config, found: Architecture, parts: ParameterCounts, world_
         + (0 if "text_encoders" in m.offload else dtype * parts.text)
         + (0 if "vae" in m.offload else _vae_bytes(config) * parts.vae),
     }
-    if size := _copy_size(config, found, "cpu" if m.device == "cpu" else "cuda"):
+    if size := _copy_size(config, architecture, "cpu" if m.device == "cpu" else "cuda"):
         kept["exploring copy"] = size
     if o.old_policy_is_ema:
         kept["old policy"] = 2 * FLOAT32 * trained // share  # its weights, and the live ones while it draws
     return kept
 
 
-def _copy_size(config: Config, found: Architecture, device: str) -> int:
+def _copy_size(config: Config, architecture: Architecture, device: str) -> int:
     """Return bytes of the low-precision copy on a device ("cpu", "cuda"); 0 without one."""
     e = config.rollout.explore
     if e is None or e.precision == "training":
         return 0
     quantised, rest = PRECISIONS[e.precision].copy_bytes(e.engine, device)
-    networks = [found.shapes[name] for name in found.networks]
+    networks = [architecture.shapes[name] for name in architecture.networks]
     return sum(quantised_bytes(n, config.explore_exclude, quantised, rest, pointwise=True) for n in networks)
 
 
@@ -307,9 +311,9 @@ def _stages(config: Config, sizes: Activations) -> dict[str, int]:
     }
 
 
-def _gathered(config: Config, found: Architecture, parts: ParameterCounts, world_size: int) -> int:
+def _gathered(config: Config, architecture: Architecture, parts: ParameterCounts, world_size: int) -> int:
     """Return bytes of the two blocks that are gathered of all ranks while the network runs."""
     if config.train.sharding != "fsdp" or world_size == 1:
         return 0
     number = FLOAT32 if config.model.lora is None else BYTES[config.model.dtype]
-    return 2 * number * parts.network // sum(count_blocks(found.configs["transformer"]).values())
+    return 2 * number * parts.network // sum(count_blocks(architecture.configs["transformer"]).values())

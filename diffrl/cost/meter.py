@@ -89,7 +89,7 @@ class CostMeter:
 
     @contextmanager
     def purpose(self, name: str) -> Iterator[None]:
-        """Inside, evaluations count as made for `name`."""
+        """Count evaluations as made for `name` until the block ends."""
         before, self._purpose = self._purpose, name
         try:
             yield
@@ -123,7 +123,7 @@ class IterationCost:
         self._counts: Mapping[str, float] = {}
 
     def begin(self, counts: Mapping[str, float]) -> None:
-        """An iteration begins.
+        """Begin an iteration.
 
         Args:
             counts: as `CostMeter.state` names them, of the run up to now.
@@ -133,7 +133,7 @@ class IterationCost:
         self._seconds, self._counts = dict(self._clock.seconds), counts
 
     def take(self, counts: Mapping[str, float]) -> tuple[dict[str, float | int], dict[str, float], float]:
-        """An iteration is done: its counts with the run's cost so far, its seconds by phase, and its wall seconds.
+        """Return an iteration's counts with the run's cost so far, its seconds by phase, and its wall seconds.
 
         Args:
             counts: of the run up to now.

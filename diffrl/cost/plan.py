@@ -84,7 +84,7 @@ class Plan:
 
     @property
     def training_cost(self) -> int:
-        """Of the whole run, see `diffrl.cost.meter.training_cost`."""
+        """Cost of the whole run, see `diffrl.cost.meter.training_cost`."""
         counts = {f"evaluations/{name}": count for name, count in self.network_evaluations.items()}
         return int(training_cost(counts, self.checkpointing))
 
@@ -100,7 +100,7 @@ class Plan:
 
     @property
     def run_flops(self) -> int | None:
-        """Of the network in the whole run, held-out evaluations and the on-policy gate among them."""
+        """Operations of the network in the whole run, held-out evaluations and the on-policy gate among them."""
         beside = self.network_evaluations["gate"] + self.network_evaluations["evaluation"]
         return None if self.flops is None else self.flops * (self.training_cost + beside)
 
@@ -209,6 +209,7 @@ def make_plan(config: Config, world_size: int = 1) -> Plan:
     free = int(o.knows_on_policy)  # an iteration's first update; see `Config.retakes_densities`
     again = over_the_run(lambda one: sum(even_parts(one.origins, t.updates_per_iteration)[free:]))
     retaken = again if config.retakes_densities else 0
+    referred = noised * iterations if noised else trained
     per_iteration = {
         "explore": over_the_run(lambda one: one.explore),
         "rollout": over_the_run(lambda one: one.rollout),
@@ -216,7 +217,7 @@ def make_plan(config: Config, world_size: int = 1) -> Plan:
         "old": (noised * iterations if o.needs_old_velocity(config.old_is_policy) else 0) + retaken,
         "group": noised * iterations if o.needs_group_pass(config.old_is_policy) else 0,
         "update": trained,
-        "reference": (noised * iterations if noised else trained) if o.needs_reference else 0,
+        "reference": referred if o.needs_reference else 0,
     }
     looked_at = min(config.track.trees.prompts if config.track.trees else 0, groups // world_size)
     shown = config.tree_iterations * looked_at * max(one.starts for one in costs) * 2 * guided  # before and after

@@ -72,7 +72,7 @@ class Prices:
         rest = sum(counts.get(name, 0) for name in UNGRADED if name != "explore")
         return low + rest + (self.checkpointed if checkpointing else self.trained) * counts.get("update", 0)
 
-    def told(self) -> str:
+    def describe(self) -> str:
         """Return the whole table in a sentence, sources included."""
         prices = {"trained": self.trained, **(self.explore or {})}
         each = [f"{name} {price:g} ({self.sources[name]})" for name, price in prices.items()]
@@ -134,11 +134,11 @@ def parse_prices(text: str) -> Prices:
     Raises:
         ConfigError: there is no such table, or a price is not a number above 0.
     """
-    name, *given = (part.strip() for part in text.split(","))
+    name, *changes = (part.strip() for part in text.split(","))
     if name not in TABLES:
         raise ConfigError(f"--prices must begin with {', '.join(TABLES)}. Got {text!r}. Choose one of them.")
     table = TABLES[name]
-    for part in given:
+    for part in changes:
         precision, _, amount = (piece.strip() for piece in part.partition("="))
         try:
             price = float(amount)

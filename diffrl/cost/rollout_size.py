@@ -28,7 +28,7 @@ class RolloutSize:
     predicted: int
 
     def times(self, count: int, processes: int) -> RolloutSize:
-        """That of one of some processes that share `count` as large rollouts."""
+        """Return the size of one of some processes that share `count` as large rollouts."""
         return RolloutSize(*(value * count // processes for value in vars(self).values()))
 
     def size(self, elements: int, stored: int = FLOAT32) -> int:

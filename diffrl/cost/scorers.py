@@ -24,14 +24,14 @@ class ScorerWeights:
 
     Args:
         beside: bytes on the model's own device.
-        elsewhere: bytes on other devices, by name (cpu, cuda:1), with those of the largest call there.
+        other_devices: bytes on other devices, by name (cpu, cuda:1), with those of the largest call there.
         working: bytes that the largest call on the model's own device takes beside the weights; calls take turns.
         largest: bytes of the weights that most come with at once, on their way through the computer's memory.
         notes: what is not counted.
     """
 
     beside: int
-    elsewhere: Mapping[str, int]
+    other_devices: Mapping[str, int]
     working: int
     largest: int
     notes: tuple[str, ...]
@@ -40,7 +40,7 @@ class ScorerWeights:
 def scorer_weights(config: Config) -> ScorerWeights:
     """Add up what rewards and eval.rewards load; of equal weights one copy in each precision on each device."""
     beside = largest = 0
-    elsewhere: Counter[str] = Counter()
+    other_devices: Counter[str] = Counter()
     calls: Counter[str | None] = Counter()
     uncounted: list[str] = []
     held: set[tuple[str, int, str, str | None, str]] = set()
@@ -62,11 +62,11 @@ def scorer_weights(config: Config) -> ScorerWeights:
                 if device is None:
                     beside += parameters * _bytes(dtype)
                 else:
-                    elsewhere[str(device)] += parameters * _bytes(dtype)
+                    other_devices[str(device)] += parameters * _bytes(dtype)
     notes: list[str] = []
     if uncounted:
         notes.append(f"Memory without the weights of these rewards, whose size is not known: {', '.join(uncounted)}.")
-    there = {str(device): elsewhere[str(device)] + size for device, size in calls.items() if device is not None}
+    there = {str(device): other_devices[str(device)] + size for device, size in calls.items() if device is not None}
     others = {device: size for device, size in there.items() if size}
     return ScorerWeights(beside, others, calls[None], largest, tuple(notes))
 
@@ -81,16 +81,16 @@ def call_bytes(reward: RewardSettings) -> int:
 
 
 def weights_of(reward: RewardSettings) -> Mapping[str, int] | None:
-    """Repositories and parameters of a reward's weights; empty if it has none here, None if they are not known."""
+    """Return repositories and parameters of a reward's weights; empty if none are here, None if not known."""
     name, options = inner_name(reward), inner_options(reward)
     features = name == "diversity" and options.get("features", "pixels") != "pixels"
     bare = name not in SCORERS or factory_of(name).spec.weights is None
     known: Mapping[str, int] = {} if bare else reward_facts()[name]["weights"]
-    own = name not in SCORERS or name == "video_mean"  # which averages a scorer that is not registered
+    unregistered = name not in SCORERS or name == "video_mean"  # which averages a scorer that is not registered
     places = ("model",) if name == "aesthetic" else PLACES  # whose checkpoint is the small head that is always given
     if name == "preservation" and options.get("features") == "pixels":
         return {}
-    if own or features or (known and any(option in options for option in places)):
+    if unregistered or features or (known and any(option in options for option in places)):
         return None
     return known
 
@@ -103,8 +103,8 @@ def inner_name(reward: RewardSettings) -> str:
 
 def inner_options(reward: RewardSettings) -> Mapping[str, object]:
     """Return the options of that reward."""
-    given = reward.options.get("reward_options", {}) if reward.name == "video_mean" else reward.options
-    return given if isinstance(given, Mapping) else {}
+    options = reward.options.get("reward_options", {}) if reward.name == "video_mean" else reward.options
+    return options if isinstance(options, Mapping) else {}
 
 
 def _bytes(dtype: str) -> int:

@@ -29,9 +29,9 @@ def longest_wait(config: Config, world_size: int) -> float:
         world_size: processes.
     """
     r = config.rollout
-    drawn = max(0 if r.explore is None else r.explore.candidates, r.redrawn)
-    valued = max(prompt_cost(config, place).inner for place in r.window_places)
-    trained = _scoring(config.rewards, max(drawn, valued) * -(-config.prompts.per_iteration // world_size))
+    generated = max(0 if r.explore is None else r.explore.candidates, r.redrawn)
+    valued = max(prompt_cost(config, window_start).inner for window_start in r.window_places)
+    trained = _scoring(config.rewards, max(generated, valued) * -(-config.prompts.per_iteration // world_size))
     # Where a reward is of groups, the prompts are shared out, and the first rank's may be one more than an even part.
     evaluated = _scoring(config.eval.rewards, min(config.eval.samples, 2 * -(-config.eval.samples // world_size)))
     return min(max(trained, evaluated, SAVING) + SLACK, LONGEST)

@@ -21,7 +21,7 @@ def count_parameters(shapes: Shapes) -> int:
 
 
 def lora_parameters(shapes: Shapes, targets: Sequence[str], rank: int) -> int:
-    """Parameters of adapters of this rank on the linear layers whose names end in a target, as peft matches them."""
+    """Count parameters of adapters of this rank on the linear layers that targets name, as peft matches them."""
     chosen = [shape for layer, shape in layers_of(shapes) if any(names_layer(target, layer) for target in targets)]
     return sum(rank * sum(shape) for shape in chosen if len(shape) == 2)
 

@@ -84,7 +84,7 @@ class Scored(NamedTuple):
         leaf_reward: (N,) rewards of the usable samples at the nodes that they grow from, NaN elsewhere.
         leaf_weight: (N,) how they weigh in values; None means all the same.
         fused: (N,) weighted mean of the usable rewards below each node.
-        values: (N,) worth of each node by another estimator; None means `fused`.
+        values: (N,) value of each node by another estimator; None means `fused`.
     """
 
     forest: Forest
@@ -96,13 +96,13 @@ class Scored(NamedTuple):
     values: Tensor | None
 
     @property
-    def worth(self) -> Tensor:
-        """(N,) worth of each node by whichever estimator there is."""
+    def value(self) -> Tensor:
+        """(N,) value of each node by whichever estimator there is."""
         return self.fused if self.values is None else self.values
 
     @property
     def adds_nothing(self) -> Tensor:
-        """(N,) bool, steps that cannot change `worth`: it rests on the leaves below, and no sibling leads to any."""
+        """(N,) bool, steps that cannot change `value`: it rests on the leaves below, and no sibling leads to any."""
         if self.values is not None:
             return torch.zeros_like(self.forest.parent, dtype=torch.bool)
         return _lone(self.forest, self.usable)
@@ -135,7 +135,7 @@ def with_depth(reward: Tensor, forest: Forest, centre: Tensor | None, rule: Cred
 
 
 def with_origin(reward: Tensor, forest: Forest, centre: Tensor | None, rule: CreditRule) -> Comparison:
-    """Steps compared with the node that they leave, in units of the spread at their depth; see `sibling_advantage`."""
+    """Compare steps with the nodes that they leave, in units of the spread at their depth: `sibling_advantage`."""
     groups, start = joint_ids(forest.prompt, forest.step), origin_value(forest.parent, centre)
     return compare(reward, groups, forest.parent >= 0, clamp=rule.clamp, centre=start)
 
@@ -176,7 +176,7 @@ def assign_credit(
         reward: (S,) float32, NaN where scoring failed.
         usable: (S,) bool, False for samples that enter nothing: failed, or drawn to check a ranking.
         rule: how.
-        values: (N,) worth of each node by an estimator other than the samples below it, NaN where it failed. At nodes
+        values: (N,) value of each node by an estimator other than the samples below it, NaN where it failed. At nodes
             that samples grow from, the samples' rewards replace it, so that step rewards add up to the final reward.
         log_prob: (N,) density of the step that ends in each node, for `path_probability`; ignored at roots.
         batch: rewards and usable, (S_all,) each, of all ranks' samples, for std `batch`; None means that the samples at
@@ -234,8 +234,8 @@ def assign_credit(
         advantage=steps.advantage.where(trains, 0.0),
         outcome=advantage,
         used=trained,
-        values=scored.worth,
-        step_reward=torch.full_like(scored.worth, torch.nan) if steps.reward is None else steps.reward,
+        values=scored.value,
+        step_reward=torch.full_like(scored.value, torch.nan) if steps.reward is None else steps.reward,
         turning=turning & trains,
         zero_spread_groups=samples.group.zero_spread,
         dropped_groups=samples.group.dropped,

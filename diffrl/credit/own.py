@@ -32,18 +32,18 @@ def own_step_rewards(name: str, scored: Scored) -> Tensor:
     copies = scored._replace(forest=forest, **_copies(scored._asdict()))
     rule = resolve("credit.reward", CREDIT_RULES, name)
     with own_code(f"The credit rule {name}"):
-        given: Any = rule(copies)
+        result: Any = rule(copies)
     nodes = len(scored.forest.parent)
-    fits = isinstance(given, Tensor) and given.shape == (nodes,) and given.is_floating_point()
-    if not fits or given.device != scored.outcome.device:
-        what = type(given).__name__
-        if isinstance(given, Tensor):
-            what = f"{given.dtype} {tuple(given.shape)} on {given.device}"
+    fits = isinstance(result, Tensor) and result.shape == (nodes,) and result.is_floating_point()
+    if not fits or result.device != scored.outcome.device:
+        what = type(result).__name__
+        if isinstance(result, Tensor):
+            what = f"{result.dtype} {tuple(result.shape)} on {result.device}"
         raise DiffrlError(
             f"The credit rule {name} must return what each step earns, a floating-point tensor of one number a node, "
-            f"({nodes},), on the CPU. Got {what}. Return one like scored.worth."
+            f"({nodes},), on the CPU. Got {what}. Return one like scored.value."
         )
-    earned: Tensor = given.detach().float()
+    earned: Tensor = result.detach().float()
     if bool(earned.isinf().any()):
         raise DiffrlError(
             f"The credit rule {name} must return finite numbers, or NaN where a step is left out. Got inf. Mend it."

@@ -107,7 +107,7 @@ def _incremental(scored: Scored, rule: CreditRule) -> StepCredit:
     from diffrl.credit.assign import compared
     from diffrl.functional.tree_values import step_rewards
 
-    reward = step_rewards(scored.worth, scored.forest.parent)
+    reward = step_rewards(scored.value, scored.forest.parent)
     return compared(scored, rule, reward.where(~scored.adds_nothing, torch.nan))
 
 
@@ -132,7 +132,7 @@ def _turning_point(scored: Scored, rule: CreditRule) -> StepCredit:
 
     forest, weight = scored.forest, scored.leaf_weight
     points, turns = find_turning_points(
-        values=scored.worth,
+        values=scored.value,
         leaf_reward=scored.leaf_reward,
         parent=forest.parent,
         constraint=rule.constraint,

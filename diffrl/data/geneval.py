@@ -121,7 +121,7 @@ def prompts(split: Split) -> list[Prompt]:
 
 @cache
 def _prompts(kind: str) -> Mapping[Split, list[Prompt]]:
-    """The prompts of a kind in each split, in the order of their hashes."""
+    """Return the prompts of a kind in each split, in the order of their hashes."""
     by_split: dict[Split, list[Prompt]] = {split: [] for split in SPLITS}
     for scene in _scenes(kind):
         split = split_of(scene)
@@ -131,7 +131,7 @@ def _prompts(kind: str) -> Mapping[Split, list[Prompt]]:
 
 
 def texts_of(scene: Scene) -> list[str]:
-    """The sentences that ask for a scene."""
+    """Return the sentences that ask for a scene."""
     first, *others = (_phrase(asked) for asked in scene.asked)
     phrase = first
     for other in others:
@@ -159,7 +159,7 @@ def metadata_of(scene: Scene) -> dict[str, Any]:
 
 
 def combinations_of(scene: Scene) -> Iterator[str]:
-    """What meets in a scene: its two classes, each number and each colour with its class, or a class with nothing."""
+    """Yield what meets in a scene: its two classes, each number and each colour with its class, or a class alone."""
     if len(scene.asked) > 1:
         yield _pair(*(asked.name for asked in scene.asked))
     for asked in scene.asked:
@@ -172,7 +172,7 @@ def combinations_of(scene: Scene) -> Iterator[str]:
 
 
 def split_of(scene: Scene) -> Split | None:
-    """The split of a scene: that of its held-out combinations; None if these belong to two, "train" if it has none."""
+    """Return a scene's split: that of its held-out combinations; None if these are of two, "train" if it has none."""
     return split_of_combinations(combinations_of(scene), _held_out())
 
 
@@ -210,7 +210,7 @@ def _scenes(kind: str) -> Iterator[Scene]:
 
 
 def _phrase(asked: Asked) -> str:
-    """A thing with its article or number: "a red apple", "three buses"."""
+    """Return a thing with its article or number: "a red apple", "three buses"."""
     if asked.count > 1:
         return f"{NUMBERS[asked.count]} {PLURALS[asked.name]}"
     name = SAID.get(asked.name, asked.name)

@@ -80,7 +80,7 @@ def read_dataset(name: str, column: str | None) -> Table:
 
 
 def _is_left_out(key: str, kind: Any) -> bool:
-    """Whether a column is no text: what would be decoded, and where a sample of a webdataset stands."""
+    """Return whether a column is no text: what would be decoded, and where a sample of a webdataset stands."""
     return type(kind).__name__ in PIXELS or key in OF_WEBDATASET
 
 
@@ -105,7 +105,7 @@ class _Rows:
             yield Row(f"row {number} of {self.name}", record)
 
     def _image(self, name: str) -> str:
-        """Where an image to edit lies that a row names: its path is relative to the dataset's or the split's folder."""
+        """Return the path of an image to edit that a row names, relative to the dataset's or the split's folder."""
         if not self.folder.is_dir():
             raise ConfigError(
                 f"Images to edit must be files here. The dataset {quote(self.folder)} names {quote(name)} on the hub. "

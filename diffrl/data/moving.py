@@ -48,12 +48,12 @@ def prompts(split: Split) -> list[Prompt]:
 
 
 def scene_of(prompt: Prompt | str) -> ClipSpec:
-    """The clip that a prompt asks for."""
+    """Return the clip that a prompt asks for."""
     return parse_prompt(prompt if isinstance(prompt, str) else prompt.text)
 
 
 def split_of(clip: ClipSpec) -> Split:
-    """The split that a clip belongs to.
+    """Return the split that a clip belongs to.
 
     Held out is one shape for each colour and motion, in a Latin square; its diagonals go to tune and report in turn.
     """
@@ -79,7 +79,7 @@ def render(clip: ClipSpec, rng: np.random.Generator, size: int = 32, frames: int
 
 
 def sample_path(clip: ClipSpec, rng: np.random.Generator, frames: int = FRAMES) -> tuple[PlacedThing, ...]:
-    """The thing in every frame: one size, a straight path at one speed that stays clear of the edges."""
+    """Return the thing in every frame: one size, a straight path at one speed that stays clear of the edges."""
     radius = rng.uniform(*RADIUS)
     travel = rng.uniform(*TRAVEL)
     edge = _REACH * radius + _MARGIN

@@ -83,7 +83,7 @@ def prompts(split: Split) -> list[Prompt]:
 
 
 def words(split: Split) -> tuple[str, ...]:
-    """The words of a split's texts, in a fixed order that knows nothing of the alphabet.
+    """Return the words of a split's texts, in a fixed order that knows nothing of the alphabet.
 
     Raises:
         ConfigError: there is no such split.

@@ -181,7 +181,7 @@ class _Made:
 
 
 def _column(table: Table, rows: list[dict[str, Any]], path: str, named: str | None) -> str:
-    """The column that holds the prompts.
+    """Return the column that holds the prompts.
 
     Raises:
         ConfigError: there is none of that name, or none that is known.
@@ -200,13 +200,14 @@ def _column(table: Table, rows: list[dict[str, Any]], path: str, named: str | No
 
 
 def _texts(value: Any) -> tuple[str, ...]:
-    """The texts of a cell without blanks around them: one, several of a list, none of what is no text."""
-    cells = [value] if isinstance(value, str) else value if isinstance(value, list | tuple) else []
+    """Return the texts of a cell without blanks around them: one, several of a list, none of what is no text."""
+    several = value if isinstance(value, list | tuple) else []
+    cells = [value] if isinstance(value, str) else several
     return tuple(dict.fromkeys(cell.strip() for cell in cells if isinstance(cell, str) and cell.strip()))
 
 
 def _none(part: Split | None) -> str:
-    """What to do where there is no prompt."""
+    """Return what to do where there is no prompt."""
     if part is None:
         return "Write one a line."
     return f"The part {part} of a short list may be empty: add prompts, or leave @{part} out."
@@ -275,7 +276,7 @@ def _require_text(text: str, where: str) -> None:
 
 
 def _take_source(record: dict[str, Any], where: str, folder: Path, known: set[str]) -> str | None:
-    """The image that a record asks to edit, taken out of it: an absolute path, None if it names none."""
+    """Return the image that a record asks to edit, taken out of it: an absolute path, None if it names none."""
     named = {key: value for key in SOURCE_KEYS if is_image(value := record.get(key))}
     if len(named) > 1:
         named_twice = " and ".join(f"{key}: {quote(value)}" for key, value in named.items())

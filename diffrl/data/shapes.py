@@ -94,7 +94,7 @@ def prompts(split: Split, kinds: Sequence[str] = tuple(LEVELS)) -> list[Prompt]:
 
 @cache
 def _texts(kind: str) -> Mapping[Split, Sequence[str]]:
-    """The prompts of a kind in each split, in the order of their hashes."""
+    """Return the prompts of a kind in each split, in the order of their hashes."""
     by_split: dict[Split, list[str]] = {split: [] for split in SPLITS}
     for scene in _scenes(kind, [Thing(color, shape) for color in COLORS for shape in SHAPES]):
         split, text = split_of(scene), format_prompt(scene)
@@ -104,19 +104,19 @@ def _texts(kind: str) -> Mapping[Split, Sequence[str]]:
 
 
 def scene_of(prompt: Prompt | str) -> SceneSpec:
-    """The scene that a prompt asks for."""
+    """Return the scene that a prompt asks for."""
     return parse_prompt(prompt if isinstance(prompt, str) else prompt.text)
 
 
 def combinations_of(scene: SceneSpec) -> Iterator[str]:
-    """What meets in a scene: each two of its things in whatever order and size, each plural number with its thing."""
+    """Yield what meets in a scene: each two of its things in any order and size, each plural number with its thing."""
     kinds = [(f"{thing.color} {thing.shape}", count) for thing, count in scene.kinds]
     yield from ("|".join(sorted((a, b))) for (a, _), (b, _) in itertools.combinations(kinds, 2))
     yield from (f"{count} {name}" for name, count in kinds if count > 1)
 
 
 def split_of(scene: SceneSpec) -> Split | None:
-    """The split of a scene: that of its held-out combinations; None if these belong to two, "train" if it has none."""
+    """Return a scene's split: that of its held-out combinations; None if these are of two, "train" if it has none."""
     return split_of_combinations(combinations_of(scene), _held_out())
 
 
@@ -220,14 +220,14 @@ def _place(thing: Thing, rng: np.random.Generator) -> PlacedThing:
 
 
 def _fits(item: PlacedThing, placed: Sequence[PlacedThing], relations: Sequence[str]) -> bool:
-    """Whether a thing keeps its distance from those before it and, where relations are asked for, stands right."""
+    """Return whether a thing keeps its distance from those before it and stands as relations ask."""
     if not all(_apart(item, other) for other in placed):
         return False
     return not relations or not placed or _related(relations[len(placed) - 1], placed[0], item)
 
 
 def _apart(a: PlacedThing, b: PlacedThing) -> bool:
-    """Whether two bounding boxes keep their distance."""
+    """Return whether two bounding boxes keep their distance."""
     (a_left, a_right, a_up, a_down), (b_left, b_right, b_up, b_down) = _EXTENT[a.thing.shape], _EXTENT[b.thing.shape]
     gap_x = abs(a.x - b.x) - (
         a_right * a.radius + b_left * b.radius if a.x < b.x else a_left * a.radius + b_right * b.radius
@@ -237,7 +237,7 @@ def _apart(a: PlacedThing, b: PlacedThing) -> bool:
 
 
 def _related(relation: str, first: PlacedThing, second: PlacedThing) -> bool:
-    """Whether the relation holds so clearly that nobody would dispute it."""
+    """Return whether the relation holds so clearly that nobody would dispute it."""
     axis_x, axis_y = RELATIONS[relation]
     dx, dy = first.x - second.x, first.y - second.y
     along = dx * axis_x + dy * axis_y

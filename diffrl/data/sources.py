@@ -60,7 +60,7 @@ def source_size(path: str) -> tuple[int, int]:
 
 @lru_cache(maxsize=2**20)
 def _size(path: str, changed: int, length: int) -> tuple[int, int]:
-    """The size of a file as it was changed last."""
+    """Return the size of a file as it was changed last."""
     from reward_models.common.image_files import header_of, opened
 
     with opened(path, quote(path)) as image:

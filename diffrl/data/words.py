@@ -61,12 +61,12 @@ class Sign:
 
 
 def format_prompt(sign: Sign) -> str:
-    """The prompt that asks for a sign."""
+    """Return the prompt that asks for a sign."""
     return f'the word "{sign.word}" in {sign.ink} on {sign.paper}'
 
 
 def parse_prompt(text: str) -> Sign:
-    """The sign that a prompt asks for.
+    """Return the sign that a prompt asks for.
 
     Raises:
         DiffrlError: it is no prompt of this world.
@@ -81,7 +81,7 @@ def parse_prompt(text: str) -> Sign:
 
 
 def words(split: Split) -> tuple[str, ...]:
-    """The words of a split, in a fixed order that knows nothing of the alphabet.
+    """Return the words of a split, in a fixed order that knows nothing of the alphabet.
 
     Raises:
         ConfigError: there is no such split.

@@ -54,7 +54,7 @@ def split_of(source: str) -> tuple[str, str] | None:
 
 
 def part_of(source: str) -> tuple[str, Split | None]:
-    """A list of prompts, and the part of it that is asked for: ("mine.txt", "tune") for `mine.txt@tune`, None for all.
+    """Return a list of prompts and the part of it: ("mine.txt", "tune") for `mine.txt@tune`, None for all.
 
     Files and datasets have no splits of their own; `data.prompts` divides them.
     """
@@ -71,7 +71,7 @@ def column_of(whole: str) -> tuple[str, str | None]:
 
 
 def split_of_combinations(combinations: Iterable[str], held_out: Mapping[str, Split]) -> Split | None:
-    """The split of what is made of some combinations: that of the held-out ones among them, "train" without any.
+    """Return the split of what is made of combinations: that of the held-out ones among them, "train" without any.
 
     Args:
         combinations: that it is made of.
@@ -87,7 +87,7 @@ def split_of_combinations(combinations: Iterable[str], held_out: Mapping[str, Sp
 
 
 def other_split(source: str, split: Split) -> str | None:
-    """The source of another split of the same prompts; None where they have none."""
+    """Return the source of another split of the same prompts; None where they have none."""
     world = source.partition(":")[0]
     if world in WORLDS:
         return f"{world}:{split}"
@@ -108,7 +108,7 @@ def require_split(world: str, split: str) -> None:
 
 
 def split_hint(world: str, split: str) -> str:
-    """What to write in place of a split that does not exist."""
+    """Return what to write in place of a split that does not exist."""
     if split == "held_out":
         return (
             f"held_out is now two splits: {world}:tune, to choose settings by, and {world}:report, for final numbers. "
@@ -128,7 +128,7 @@ def embedded_prompts(world: str, split: str) -> list[Prompt]:
 
 
 def noise_stream(source: str) -> str:
-    """The stream of an evaluation's noise (`rollout.address.Address`): "eval", and one of its own for other splits.
+    """Return an evaluation's stream of noise (`rollout.address.Address`): "eval", another for other splits.
 
     So under one eval.seed the pictures of `report` come from other noise than those of `tune`, and every time from the
     same.

@@ -1,8 +1,17 @@
 """Ranks that call a sharded network in step, though they have different amounts of work.
 
-A call of a sharded network gathers its weights, which takes every rank. Before each call, and before anything else that
-ranks do together, they therefore tell each other what comes next. A rank that has nothing to ask while another calls
-gives its part of the weights without computing anything.
+FSDP all-gathers the weights in each call, so a call that a rank makes alone never returns. Work is uneven here: a rank
+may have fewer chosen candidates, values to complete or units to train. Before each call, and before any other
+collective, all ranks therefore vote for the number of the network that they call next, 0 for none, and the highest
+number wins. A rank that voted otherwise serves the call: it all-gathers the same weights, computes nothing, and votes
+again.
+
+    rank 0    1: calls    0: serves   0: serves   0: goes on
+    rank 1    1: calls    1: calls    2: calls    0: goes on    to the next collective
+    highest   1           1           2           0
+
+A backward pass cannot be served, as it also reduces gradients. In an update calls must be equal (`equal_calls`): a rank
+with fewer micro-batches makes idle passes, whose gradients are 0 (`training.gradient`).
 """
 
 from __future__ import annotations
@@ -14,7 +23,7 @@ from typing import Any
 from torch import nn
 
 NOTHING = 0
-"""What a rank votes for that has no call to make; networks are numbered from 1."""
+"""The vote of a rank that has no call to make; networks are numbered from 1."""
 
 
 class Lockstep:
@@ -40,7 +49,7 @@ class Lockstep:
 
     @contextmanager
     def equal_calls(self) -> Iterator[None]:
-        """Inside, all ranks make the same calls and go backwards through them: a difference is an error, on all."""
+        """Require equal calls and backward passes of all ranks within the block; a difference is an error on all."""
         self._equal = True
         try:
             yield

@@ -87,7 +87,7 @@ class Ranks:
         self.any(False)
 
     def shared_names(self, names: Iterable[str]) -> list[str]:
-        """The names that any rank has, in one order: a rank on which a reward failed altogether lacks its parts."""
+        """Return the names that any rank has, in one order: a rank on which a reward failed lacks its parts."""
         if self.world == 1:
             return list(names)
         return sorted({name for part in self.gather_objects(list(names)) for name in part})
@@ -142,7 +142,7 @@ class Ranks:
             yield
 
     def keep_in_step(self, networks: Sequence[nn.Module]) -> None:
-        """From now on ranks may call these sharded networks a different number of times between two exchanges."""
+        """Let ranks call these sharded networks a different number of times between two exchanges."""
         assert self._control is not None
         self.lockstep = Lockstep(networks, self._control.most)
 

@@ -23,11 +23,11 @@ class Rows(Protocol):
     """Named tensors that can be read in part, as a checkpoint's are."""
 
     def shape(self, name: str) -> tuple[int, ...]:
-        """Of the whole tensor."""
+        """Return the shape of the whole tensor."""
         ...
 
     def dtype(self, name: str) -> str:
-        """Of the tensor, as torch writes it."""
+        """Return the dtype as torch writes it."""
         ...
 
     def rows(self, name: str, start: int, stop: int) -> Tensor:
@@ -43,7 +43,7 @@ def make_mesh(ranks: Ranks) -> Any:
 
 
 def roots(network: nn.Module) -> list[nn.Module]:
-    """The outermost modules of a network that name their blocks as diffusers' models do; mostly the network itself."""
+    """Return the outermost modules that name their blocks as diffusers' models do; mostly the network itself."""
     outermost: list[nn.Module] = []
     for module in network.modules():
         if getattr(module, "_no_split_modules", None) and not any(
@@ -116,7 +116,7 @@ def _widen(module: nn.Module) -> None:
 
 
 def own_rows(tensor: Tensor) -> tuple[Tensor, int]:
-    """This rank's rows of a tensor, sharing its storage, and the first one's number; of a plain tensor all of them."""
+    """Return this rank's rows of a tensor, sharing its storage, and the first one's number; of a plain one, all."""
     if not is_sharded(tensor):
         return tensor, 0
     mesh, (placement,) = tensor.device_mesh, tensor.placements

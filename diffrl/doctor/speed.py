@@ -200,7 +200,7 @@ class Bench:
         copy = make_copy(source, precision, engine, exclude, self.device, compile=self.device.type == "cuda")
         with copy.in_place_of(self.adapter):
             rate = self.rate(explore, budget.share(2), precision)
-        pushed, _ = self.meter(lambda: copy.push(source))
+        pushed, _ = self.meter(lambda: copy.sync_weights(source))
         engine += ", compiled" * copy.report.compiled
         quantised = {"push_seconds": pushed, "parameters_quantised": copy.report.parameters_quantised}
         return rate | quantised | {"engine": engine}

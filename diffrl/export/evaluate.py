@@ -170,7 +170,8 @@ def measure(request: EvaluateRequest, tell: Callable[[str], None] = print) -> It
             if request.variety is not None:
                 images = first[guidance] if weights == "base" else several(settings, request.variety)
                 varied = variety(images, first.get(guidance))
-            step = None if run is None else run.checkpoint.step if weights == "aligned" else 0
+            aligned_at = run.checkpoint.step if run and weights == "aligned" else 0
+            step = None if run is None else aligned_at
             row = measured(evaluation, settings, setting.source, len(setting.prompts), weights, step, state, varied)
             if request.out is not None:
                 _keep(evaluation, request.out / row.label, setting)

@@ -231,7 +231,7 @@ def sibling_advantage(
 
 
 def origin_value(parent: Tensor, value: Tensor | None) -> Tensor:
-    """(N,) what each step starts from: the value (N,) of the node that it leaves; 0 everywhere without values."""
+    """Return (N,) the value (N,) of the node that each step leaves; 0 everywhere without values."""
     return torch.zeros_like(parent, dtype=torch.float32) if value is None else value[parent.clamp_min(0)]
 
 

@@ -48,7 +48,7 @@ class GroupTable(NamedTuple):
         return self._middle(distances)
 
     def _middle(self, ordered: Tensor) -> Tensor:
-        """(G,) the middle of each row's first `size` entries, the mean of the two middle ones if they are even."""
+        """Return (G,) the median of each row's first `size` entries, the mean of the two middle ones if even."""
         return 0.5 * (_at(ordered, (self.size - 1) // 2) + _at(ordered, self.size // 2))
 
 

@@ -112,7 +112,7 @@ def awm_loss(
 def group_weight(
     error: Tensor, reference_error: Tensor, advantage: Tensor, cell: Tensor, counts: Tensor, beta: float
 ) -> Tensor:
-    """DGPO's weight of a group: near 1 while it prefers the wrong samples, near 0 once it prefers the right ones.
+    """Return DGPO's weight of a group: near 1 while it prefers the wrong samples, near 0 once the right ones.
 
         W = sigmoid(beta * sum over the group of A_i * (d_i - d_ref,i) / G)
 
@@ -212,7 +212,7 @@ def crd_loss(
     beta: float,
     advantage_clip: float = 5.0,
 ) -> tuple[Tensor, Metrics]:
-    """Centred reward distillation, one value a row: implied rewards are to differ within a group as the given ones do.
+    """Distil centred rewards, one value a row: implied rewards are to differ within a group as the true ones do.
 
         advantage_clip * (beta * (q - qbar) - (R - Rbar))^2 / beta
 

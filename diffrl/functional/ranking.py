@@ -122,7 +122,7 @@ def _centred_rank(signs: Tensor) -> Tensor:
 
 
 def _cosine(a: Tensor, b: Tensor) -> float:
-    """Correlation of two tensors with mean 0; NaN where one of them is 0. The sums are of halves, so they are exact."""
+    """Correlate two tensors of mean 0; NaN where one is 0. The sums are of halves, so they are exact."""
     scale = float(a.square().sum()) * float(b.square().sum())
     return float((a * b).sum()) / math.sqrt(scale) if scale > 0.0 else math.nan
 

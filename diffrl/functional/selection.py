@@ -66,7 +66,7 @@ def best_worst(rewards: Tensor, keep: int) -> Selection:
 
 
 def max_variance(rewards: Tensor, keep: int) -> Selection:
-    """The subset of size K whose rewards have the largest variance: the j best and the K - j worst, for the best j.
+    """Select the K whose rewards have the largest variance: the j best and the K - j worst, for the best j.
 
         argmax over j in 0..K of Var(top j + bottom K - j)
 

@@ -17,7 +17,7 @@ def stochastic_steps(
     size: int | None = None,
     slide_every: int | None = None,
 ) -> tuple[int, ...]:
-    """The stochastic steps of a training iteration, ascending. The last step never is: its noise would stay visible.
+    """Return an iteration's stochastic steps, ascending. The last step never is one: its noise would be visible.
 
     Split steps always are stochastic. A sliding window (MixGRPO, arXiv 2507.21802; BranchGRPO-Mix, arXiv 2509.06040,
     whose published code slides over the denoising index instead) moves on by one step every `slide_every` training

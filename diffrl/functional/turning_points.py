@@ -134,7 +134,7 @@ def find_turning_points(
 
 
 def _agree(a: Tensor, b: Tensor) -> Tensor:
-    """Where both are above 0 or both below; False for zeros and NaNs."""
+    """Return where both are above 0 or both below; False for zeros and NaNs."""
     return ((a > 0) & (b > 0)) | ((a < 0) & (b < 0))
 
 

@@ -174,7 +174,7 @@ def match(columns: Sequence[Sequence[Brief]], streams: Sequence[str]) -> Matched
 
 
 def likeness(matched: Matched, streams: Sequence[str]) -> str:
-    """What samples of runs share that stand beside each other, in words; "" for one column, folders, and no row."""
+    """Describe what samples of runs side by side share; "" for one column, folders, and no row."""
     if len(streams) < 2 or FOLDER in streams or not matched.rows:
         return ""
     return "same prompts, same noise" if matched.by == NOISE else "same prompts, other noise"

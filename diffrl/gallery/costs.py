@@ -57,7 +57,12 @@ def costs_of(summary: Mapping[str, Any], track: Track) -> Costs:
     total = sum(inside.values())
     phases = [(name, value, value / total if total else 0.0) for name, value in _largest(inside)]
     outside = [(name, seconds[name]) for name in OUTSIDE if name in seconds]
-    lines = _summarised(summary, counts) if whole else _so_far(track, "in training iterations" if apart else "so far")
+    lines = (
+        [("time", f"{total:,.0f} s, and {sum(seconds.values()) - total:,.0f} s outside of iterations")]
+        if seconds
+        else []
+    )
+    lines += _summarised(summary, counts) if whole else _so_far(track, "in training iterations" if apart else "so far")
     return Costs(phases, outside, _largest(purposes), _largest(precisions), lines, whole, apart > 0)
 
 
@@ -87,6 +92,8 @@ def _summarised(summary: Mapping[str, Any], counts: Mapping[str, float]) -> list
     lines += [
         (name.replace("_", " "), f"{counts[name]:,.0f}") for name in ("decodes", "reward_calls") if name in counts
     ]
+    if (updates := finite(summary.get("updates"))) is not None:
+        lines.append(("updates", f"{updates:,.0f}"))
     return lines + _memory(finite(summary.get("peak_memory_bytes")))
 
 

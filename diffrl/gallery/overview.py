@@ -90,7 +90,7 @@ def before_and_after(source: Source, count: int, worst: int = 0) -> Pairs:
 
 
 def _whatever_it_scored(kept: Sequence[Row], briefs: Sequence[Sequence[Brief]]) -> list[Row]:
-    """Of rows with images those that stand for all; none where an older index does not say why they were kept."""
+    """Return rows with images that stand for all; none where an older index does not say why they were kept."""
     known = all(brief.representative is not None for of_column in briefs for brief in of_column if brief.has_image)
     return representative_rows(kept, briefs) if known else []
 
@@ -201,6 +201,23 @@ def flat(tree: Mapping[str, Any], prefix: str = "") -> list[tuple[str, str]]:
         elif value is not None:
             entries.append((f"{prefix}{name}", text(value)))
     return entries
+
+
+def resumptions(environment: Mapping[str, Any]) -> list[str]:
+    """Return a sentence a resumption: what differs from the run's start."""
+    entries = environment.get("resumed")
+    began = dict(flat({name: value for name, value in environment.items() if name not in ("resumed", "run_id")}))
+    sentences = []
+    for n, entry in enumerate(entries if isinstance(entries, list) else [], start=1):
+        entry = entry if isinstance(entry, dict) else {}
+        now = dict(flat({k: v for k, v in entry.items() if k not in ("run_id", "changed")}))
+        other = [f"{name} {value} (began with {began.get(name, 'none')})" for name, value in now.items()
+                 if began.get(name) != value]  # fmt: skip
+        changed = entry["changed"] if isinstance(entry.get("changed"), dict) else {}
+        other += [f"{key} {text(values.get('is'))} (was {text(values.get('was'))})" for key, values in changed.items()
+                  if isinstance(values, dict)]  # fmt: skip
+        sentences.append(f"Resumption {n}: {', '.join(other) if other else 'on the same machine and versions'}.")
+    return sentences
 
 
 def text(value: object) -> str:

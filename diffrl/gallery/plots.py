@@ -138,7 +138,7 @@ def below(lines: Sequence[Line], look: Look) -> float:
 
 
 def draw(axes: Any, panel: Panel, lines: Sequence[Line], tracks: Sequence[Track], x: str, look: Look) -> None:
-    """A panel on matplotlib axes: titled, labelled, with a legend where there is more than one line."""
+    """Plot a panel on matplotlib axes: titled, labelled, with a legend where there is more than one line."""
     column, words = AXES[x]
     handles = []
     for line in lines:
@@ -148,7 +148,8 @@ def draw(axes: Any, panel: Panel, lines: Sequence[Line], tracks: Sequence[Track]
         xs = [at_x for at_x, _, _ in placed]
         ys = [value * panel.scale if is_drawn(value) else math.nan for _, value, _ in placed]
         style = {"color": colour, "linestyle": DASHES[line.dash % len(DASHES)], "linewidth": 1.5}
-        marker = "o" if panel.evaluated else "." if len(xs) <= MANY else None
+        point = "." if len(xs) <= MANY else None
+        marker = "o" if panel.evaluated else point
         handles += axes.plot(xs, ys, marker=marker, markersize=4 if panel.evaluated else 3, **style)
         if panel.band:
             band = track.along(panel.band)
@@ -184,7 +185,7 @@ def draw(axes: Any, panel: Panel, lines: Sequence[Line], tracks: Sequence[Track]
 
 
 def inline(svg: str, prefix: str) -> str:
-    """An SVG document as an element of a page: colours follow the page's theme, ids are its own, nothing external.
+    """Return an SVG as an element of a page: colours follow the page's theme, ids are its own, nothing external.
 
     Args:
         svg: from `panels_svg`.

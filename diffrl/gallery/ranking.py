@@ -128,7 +128,7 @@ class Tally:
 
     @cached_property
     def opinions(self) -> Sequence[Opinion]:
-        """Of the reward models that are known of both sides of a vote."""
+        """Opinions of the reward models that are known of both sides of a vote."""
         names = dict.fromkeys(name for vote in self.votes for name in vote.a.rewards if name in vote.b.rewards)
         return [_opinion(name, self.votes, self.pairs) for name in names]
 

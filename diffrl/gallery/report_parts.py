@@ -1,4 +1,4 @@
-"""What a report shows besides numbers: pictures as data: URIs, curves as inline SVG, one tree with its story."""
+"""What only a report has: images as data: URIs, curves as inline SVG, one tree with its story."""
 
 from __future__ import annotations
 
@@ -13,34 +13,65 @@ from markupsafe import Markup
 from diffrl.errors import DiffrlError
 from diffrl.gallery.curves import brief, columns_of, lines_of
 from diffrl.gallery.errors import GalleryError
-from diffrl.gallery.overview import Pairs
+from diffrl.gallery.links import Value
 from diffrl.gallery.panels import HELD_OUT, OWN_POLICY, TRAINING, Panel, panels_of
-from diffrl.gallery.records import Sample
 from diffrl.gallery.runs import RunSource
 from diffrl.gallery.series import Track
-from diffrl.gallery.thumbnails import showing, shrink
+from diffrl.gallery.thumbnails import MISSING, showing, shrink
 from diffrl.trees.read import list_trees, read_tree
 from diffrl.trees.record import TREES, TreeRecord
 
-PAIRS = 12
-SIZE, NODE = 256, 128
-"""Longest edges of the pictures of pairs, and of a tree's."""
+NODE = 128
+"""Longest edge of a tree's images."""
+CRISP = 128
+"""Longest edge up to which an image is shown with sharp pixels, as gallery.js does."""
 MOVING = 40_000
 """Bytes up to which what moves is shown moving; of more, the first frame."""
 TREE_BYTES = 900_000
-"""What the pictures of the tree may add up to; further nodes have none."""
+"""What the images of the tree may add up to; further nodes have none."""
 LOOKED = 5
 """Iterations, from the last, in which a tree with a spread is looked for."""
 DRAWN = ("groups", "turning", "fidelity", "matches", "ratio", "clipped", "approx_kl", "velocity_gap", "grad_norm")
 ALWAYS = (HELD_OUT, TRAINING)
 
 
-def data_uri(path: Path, size: int) -> tuple[str, bool]:
-    """Return a picture as a data: URI, and whether it is so small that it is drawn crisp.
+class InlineLinks:
+    """Addresses on a page that is one file: small images are inside, and there is nothing else to lead to.
 
     Args:
-        path: of the picture.
+        run: whose images they are.
+    """
+
+    exported = True
+
+    def __init__(self, run: RunSource):
+        self.run = run
+
+    def page(self, name: str, **parameters: Value) -> str:
+        """Return "", since no other page comes along."""
+        return ""
+
+    def media(self, source: str, file: str, size: int | None = None, still: bool = False) -> str:
+        """Return a data: URI of an image, or of a sign that it is missing; "" of the whole one, which stays outside."""
+        if size is None:
+            return ""
+        try:
+            return data_uri(Path(self.run.media(file)), size, still)
+        except GalleryError:
+            return f"data:image/svg+xml;base64,{base64.b64encode(MISSING.encode()).decode('ascii')}"
+
+    def static(self, name: str) -> str:
+        """Return "", since styles stand inside and scripts do not come along."""
+        return ""
+
+
+def data_uri(path: Path, size: int, still: bool = False) -> str:
+    """Return an image as a data: URI, with the fragment "crisp" if it is so small that its pixels are to be seen.
+
+    Args:
+        path: of the image.
         size: longest edge in pixels of what is shown.
+        still: the first frame of what moves; so is what moves and has more than `MOVING` bytes.
 
     Raises:
         GalleryError: it cannot be read.
@@ -49,58 +80,12 @@ def data_uri(path: Path, size: int) -> tuple[str, bool]:
 
     with showing(path, f"The image {path.name}") as image:
         longest, moves = max(image.size), frames_of(image) > 1
-        whole = moves and longest <= size and path.stat().st_size <= MOVING
+        whole = not still and moves and longest <= size and path.stat().st_size <= MOVING
     small = None if whole else shrink(path, size, still=True)
     content = path.read_bytes() if small is None else small
     kind = "image/webp" if small is not None else mimetypes.guess_type(path.name)[0] or "image/webp"
-    return f"data:{kind};base64,{base64.b64encode(content).decode('ascii')}", longest <= 128
-
-
-def pairs(run: RunSource, chosen_pairs: Pairs, rewards: Sequence[str]) -> tuple[list[dict[str, Any]], str]:
-    """Return the first samples of the first and the last evaluation beside each other, and a sentence.
-
-    Args:
-        run: whose they are.
-        chosen_pairs: the first `PAIRS` of them.
-        rewards: that stand below the pictures; "total" if there are none.
-    """
-    shown = [
-        {
-            "prompt": view.prompt,
-            "source": _source(run, [cell.sample for cell in view.cells]),
-            "sides": [_side(run, cell.sample, rewards or ["total"]) for cell in view.cells],
-        }
-        for view in chosen_pairs.views
-        if len(view.cells) == 2
-    ]
-    words = list(chosen_pairs.notes)
-    if shown:
-        first, last = (column.label for column in chosen_pairs.columns)
-        chosen = "kept whatever they scored" if chosen_pairs.unselected else "of those whose images were kept"
-        words.append(f"The first {len(shown)} samples of {first} and {last}: {chosen_pairs.likeness}, {chosen}.")
-    return shown, " ".join(words)
-
-
-def _source(run: RunSource, samples: Sequence[Sample | None]) -> str:
-    """Return the image that a pair edits; "" of no edit, and where no copy can be read."""
-    for sample in samples:
-        if sample is not None and sample.source is not None:
-            try:
-                return data_uri(Path(run.media(sample.source)), NODE)[0]
-            except GalleryError:
-                return ""
-    return ""
-
-
-def _side(run: RunSource, sample: Sample | None, rewards: Sequence[str]) -> dict[str, Any]:
-    uri, crisp, why = "", False, "no image kept"
-    if sample is not None and sample.file:
-        try:
-            uri, crisp = data_uri(Path(run.media(sample.file)), SIZE)
-        except GalleryError:
-            why = "image missing"
-    values = [(name, sample.value(name) if sample is not None else None) for name in rewards]
-    return {"uri": uri, "crisp": crisp, "why": why, "values": values}
+    address = f"data:{kind};base64,{base64.b64encode(content).decode('ascii')}"
+    return f"{address}#crisp" if longest <= CRISP else address
 
 
 def figures(track: Track, once: bool = False) -> tuple[list[tuple[Panel, Markup]], str]:
@@ -170,7 +155,7 @@ def tree_part(run: RunSource) -> dict[str, Any]:
 
 
 def telling_tree(run_dir: Path) -> tuple[TreeRecord | None, str]:
-    """Of the first iteration that has trees with different rewards, the tree whose rewards differ most.
+    """Return the tree whose rewards differ most, of the first iteration that has trees with different rewards.
 
     The first updates change the most, and there most is left to be learned; the last ones have little to tell.
 
@@ -215,7 +200,7 @@ def _images(folder: Path) -> Callable[[str], str]:
         if left <= 0 or path.parent != folder.resolve():
             return ""
         try:
-            uri, _ = data_uri(path, NODE)
+            uri = data_uri(path, NODE)
         except GalleryError:
             return ""
         left -= len(uri)

@@ -73,7 +73,7 @@ class Site:
         self.links, self.options = links, dict(options or {})
         self.thumbnails = Thumbnails()
         self.drawings: Kept[str] = Kept(DRAWINGS, len, makers=1, waiting=QUEUE)
-        self.reports: Kept[Mapping[str, Any]] = Kept(REPORTS, lambda values: 1, makers=1, waiting=QUEUE)
+        self.reports: Kept[str] = Kept(REPORTS, lambda document: 1, makers=1, waiting=QUEUE)
         self._colours: dict[str, int] = {}
         self.templates = jinja2.Environment(
             loader=jinja2.PackageLoader("diffrl.gallery", "templates"),

@@ -61,7 +61,7 @@ class EditingAdapter(ModelAdapter, Protocol):
     width: int
 
     def encode_edits(self, prompts: Sequence[str], sources: Sequence[Tensor]) -> Conditioning:
-        """As `encode_prompts`, with what the network needs of B images, (3, H, W) uint8 RGB of any size each.
+        """Encode prompts with what the network needs of B images to edit, (3, H, W) uint8 RGB of any size each.
 
         Raises:
             ConfigError: an image has another ratio of sides than what is drawn.

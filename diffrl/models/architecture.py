@@ -60,8 +60,8 @@ def describe_pipeline(path: str) -> Architecture | None:
     if folder.is_dir():
         shapes = component_shapes(folder)
         configs = {name: read_object(folder / name / "config.json", missing={}) for name in shapes}
-        found = Architecture(shapes, configs, read_object(folder / "model_index.json", missing={}))
-        return found if "transformer" in shapes else None
+        architecture = Architecture(shapes, configs, read_object(folder / "model_index.json", missing={}))
+        return architecture if "transformer" in shapes else None
     return _published(path)
 
 
@@ -103,18 +103,18 @@ def weights_of(part: Path, variant: str | None) -> list[Path]:
     named = {file: match[1] for file in sorted(part.glob("*.safetensors")) if (match := WEIGHTS.fullmatch(file.name))}
     kinds = set(named.values())
     kind = next((one for one in (variant, None) if one in kinds), min((one for one in kinds if one), default=None))
-    return [file for file, own in named.items() if own == kind]
+    return [file for file, file_variant in named.items() if file_variant == kind]
 
 
 def stored_numbers(pipeline: Path) -> dict[str, dict[str, int]]:
     """Return how many numbers of each dtype (F32, BF16, ...) the files of a pipeline's folder hold, by component."""
-    found: dict[str, dict[str, int]] = {}
+    counts: dict[str, dict[str, int]] = {}
     for file in sorted(pipeline.glob("*/*.safetensors")):
         if WEIGHTS.fullmatch(file.name):
-            numbers = found.setdefault(file.parent.name, {})
+            numbers = counts.setdefault(file.parent.name, {})
             for shape, dtype in _header(file).values():
                 numbers[dtype] = numbers.get(dtype, 0) + math.prod(shape)
-    return found
+    return counts
 
 
 def header_shapes(path: Path) -> dict[str, tuple[int, ...]]:
@@ -146,7 +146,7 @@ def _header(path: Path) -> dict[str, tuple[tuple[int, ...], str]]:
         raise ConfigError(f"{path} must be a safetensors file. It is torn: {error}. Fetch it again.") from error
 
 
-def _shape(given: Any) -> tuple[int, ...]:
-    if not all(type(size) is int and 0 <= size < 2**48 for size in given):
-        raise ValueError(f"{show(given)} is no shape")
-    return tuple(given)
+def _shape(sizes: Any) -> tuple[int, ...]:
+    if not all(type(size) is int and 0 <= size < 2**48 for size in sizes):
+        raise ValueError(f"{show(sizes)} is no shape")
+    return tuple(sizes)

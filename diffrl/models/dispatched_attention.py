@@ -55,7 +55,7 @@ def dispatch_plain(transformer: nn.Module, backend: str) -> bool:
 
 
 def _made(kind: type, backend: str) -> Any:
-    """A processor of a kind whose attention goes to a backend; its signature is the kind's, by which it is called."""
+    """Make a processor whose attention goes to a backend; its signature is its kind's, by which it is called."""
 
     @functools.wraps(kind.__call__)  # type: ignore[operator]
     def call(self: Any, *args: Any, **kwargs: Any) -> Any:

@@ -78,6 +78,6 @@ def _without_weights(name: str, component: Component) -> Any:
     nn.Module.__init__(network)
     signature = inspect.signature(made.__init__).parameters.values()
     defaults = {one.name: one.default for one in signature if one.default is not one.empty}
-    network.register_to_config(**{**defaults, **component.config})
+    network.register_to_config(**(defaults | component.config))
     network.register_parameter("nothing", nn.Parameter(torch.empty(0), requires_grad=False))
     return network

@@ -34,7 +34,7 @@ class PackedEditingAdapter(PackedPictureAdapter):
         return {**self.encode_words(prompts, sources), "source": latents}
 
     def encode_words(self, prompts: Sequence[str], sources: Sequence[Tensor]) -> Conditioning:
-        """As `encode_prompts`; a family whose text encoder sees images as well overrides it."""
+        """Encode prompts; a family whose text encoder sees images as well overrides it."""
         return self.encode_prompts(prompts)
 
     def source_shapes(self, encoders: Mapping[str, Mapping[str, Any]]) -> dict[str, tuple[int, ...]]:
@@ -50,7 +50,7 @@ class PackedEditingAdapter(PackedPictureAdapter):
         return super().predict(joined, sigma, conditioning, guidance_scale)[:, : latents.shape[1]]
 
     def _source_latents(self, source: Tensor) -> Tensor:
-        """The mode of the encoder's distribution, normalised, as the stock pipeline takes it; (1, h w / 4, 4 C)."""
+        """Return the mode of the encoder's distribution, normalised as the stock pipeline does; (1, h w / 4, 4 C)."""
         from diffrl.data.sources import require_ratio
         from reward_models.media import to_pil
 

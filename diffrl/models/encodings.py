@@ -12,7 +12,7 @@ from diffrl.data.sources import read_source
 from diffrl.errors import ConfigError, SourceError
 from diffrl.models.adapter import Conditioning, EditingAdapter, ModelAdapter, device_of
 from diffrl.models.family import ENCODINGS_KEPT
-from diffrl.models.pipeline import EMPTY, PipelineAdapter, held
+from diffrl.models.pipeline import EMPTY, PipelineAdapter, keep_on_device
 from diffrl.records import Prompt
 from reward_models.common.messages import quote
 
@@ -37,7 +37,7 @@ class PromptEncodings:
         self._empty: Conditioning = {}
 
     def __call__(self, prompts: Sequence[Prompt]) -> Conditioning:
-        """The conditioning of B prompts on the transformer's device, one row each, in their order.
+        """Return the conditioning of B prompts on the transformer's device, one row each, in their order.
 
         The empty prompt's rows are views of one: select from them, and do not write into them.
 
@@ -47,10 +47,10 @@ class PromptEncodings:
         new = [prompt for prompt in prompts if prompt.key not in self._known]
         with ExitStack() as stack:  # parts that rest elsewhere travel once for all new prompts
             if new:
-                stack.enter_context(held(self._adapter, "text_encoder"))
+                stack.enter_context(keep_on_device(self._adapter, "text_encoder"))
             if any(prompt.source is not None for prompt in new):
                 for part in ("vae", "image_encoder"):
-                    stack.enter_context(held(self._adapter, part))
+                    stack.enter_context(keep_on_device(self._adapter, part))
             rows = [self._row(prompt) for prompt in prompts]
         device = device_of(self._adapter.transformer)
         tensors = {name: torch.cat([row[name] for row in rows]).to(device) for name in rows[0]}

@@ -151,9 +151,10 @@ def _font(size: int, written: str) -> Font:
 
 
 def _paste(grid: Image.Image, sample: Tensor, corner: tuple[int, int], size: int, passed: bool | None) -> None:
-    """A framed picture with its mark; `corner` is the frame's upper left."""
+    """Paste a framed image with its mark; `corner` is the frame's upper left."""
     x, y = corner
-    colour = EDGE if passed is None else GREEN if passed else RED
+    mark = GREEN if passed else RED
+    colour = EDGE if passed is None else mark
     image = _scaled(to_pil(sample), size)
     ImageDraw.Draw(grid).rectangle((x, y, x + size + 2 * BORDER - 1, y + size + 2 * BORDER - 1), fill=colour)
     grid.paste(PAPER, (x + BORDER, y + BORDER, x + BORDER + size, y + BORDER + size))
@@ -185,7 +186,7 @@ def _badge(colour: tuple[int, int, int], passed: bool, size: int) -> Image.Image
 
 
 def _fit(caption: str, font: Font, width: int, lines: int) -> list[str]:
-    """The caption in at most `lines` lines of `width` pixels, broken at blanks; what is left over becomes "..."."""
+    """Break the caption at blanks into at most `lines` lines of `width` pixels; what is left over becomes "..."."""
     wrapped = [""]
     for word in caption.split():
         longer = f"{wrapped[-1]} {word}".strip()

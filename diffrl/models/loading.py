@@ -131,7 +131,7 @@ def load_adapter(
 
 
 def adapter_options(adapter_class: Any, path: str, options: Mapping[str, Any]) -> dict[str, Any]:
-    """What an adapter is made with: the options that are given, else those that a pipeline's folder brings along.
+    """Return an adapter's options: those of the caller, else those that a pipeline's folder brings along.
 
     Raises:
         ConfigError: the folder brings options that the adapter does not have.
@@ -148,7 +148,7 @@ def adapter_options(adapter_class: Any, path: str, options: Mapping[str, Any]) -
 
 
 def _vetted_folder(family: Family, path: str, revision: str | None, variant: str | None) -> Path:
-    """The folder of a pipeline, whose files were looked at; of one on the hub it is fetched if it is of this family."""
+    """Return the folder of a pipeline, its files vetted; one on the hub is fetched if it is of this family."""
     if pipeline_folder(path).is_dir():
         return pipeline_folder(path)  # looked at by `check_pipeline_directory`
     require_pipeline(family, pipeline_class_of(path, revision), path)

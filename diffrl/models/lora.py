@@ -117,7 +117,7 @@ def save_adapter(transformer: Any, folder: Path) -> None:
 
 @contextmanager
 def lora_disabled(transformer: Any) -> Iterator[None]:
-    """Inside, the transformer is the base model."""
+    """Let the transformer be the base model until the block ends."""
     transformer.disable_adapters()
     try:
         yield

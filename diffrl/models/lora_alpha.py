@@ -29,9 +29,9 @@ UNSAID = ("None", "Dynamic")
 """What kohya's scripts write into ss_network_alpha where there is no such number."""
 
 MORE = (
-    *("bias", "lora_bias", "modules_to_save", "layer_replication", "target_parameters", "trainable_token_indices"),
-    *("alora_invocation_tokens", "arrow_config", "kasa_config", "use_bdlora", "use_qalora"),
-)
+    "bias", "lora_bias", "modules_to_save", "layer_replication", "target_parameters", "trainable_token_indices",
+    "alora_invocation_tokens", "arrow_config", "kasa_config", "use_bdlora", "use_qalora",
+)  # fmt: skip
 """Of peft's settings, what makes more of a LoRA than W + (alpha / rank) B A."""
 
 OWN_STARTS = ("pissa", "olora", "loftq", "corda", "lora_ga")

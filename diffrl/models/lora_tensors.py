@@ -114,7 +114,8 @@ def open_lora(file: Path, asked: str = START) -> LoraWeights:
                 if TEXT_ENCODERS.match(name):
                     text.add(stem)
                     continue
-                side = alphas if matrix is None else down if matrix["side"] in ("A", "down") else up
+                half = down if matrix and matrix["side"] in ("A", "down") else up
+                side = alphas if matrix is None else half
                 layer = PREFIXES.sub("", stem, count=1)
                 if layer in side:
                     raise ConfigError(f"{refused}which names {layer} twice. Leave one of the two out.")

@@ -57,13 +57,14 @@ def load_networks(
 def _load(part: Path, made: Any, dtype: torch.dtype, variant: str | None) -> nn.Module:
     from transformers import PreTrainedModel
 
+    named = {"dtype" if issubclass(made, PreTrainedModel) else "torch_dtype": dtype}
     with silent_transformers():
         network, info = made.from_pretrained(
             str(part),
             variant=part_variant(part, variant),
             use_safetensors=True,
             output_loading_info=True,
-            **{"dtype" if issubclass(made, PreTrainedModel) else "torch_dtype": dtype},
+            **named,
         )
     weights = loading_comparison(info)
     if getattr(network, "quantization_method", None) or getattr(network, "hf_quantizer", None):

@@ -176,7 +176,7 @@ class PipelineAdapter(ABC):
 
     @contextmanager
     def on_device(self, prefix: str) -> Iterator[torch.device]:
-        """Inside, frozen components whose names begin so are on the device, and nothing records gradients.
+        """Have frozen components of these names on the device, without gradients, until the block ends.
 
         Offloaded ones go back to the CPU afterwards. Within another such block for the same names nothing moves.
         """
@@ -198,7 +198,7 @@ class PipelineAdapter(ABC):
 
     @abstractmethod
     def encode_prompts(self, prompts: Sequence[str]) -> Conditioning:
-        """As in `ModelAdapter`; what begins with `EMPTY` is of the empty prompt, the same in every row."""
+        """Encode prompts; tensors whose names begin with `EMPTY` are of the empty prompt, the same in every row."""
 
     def text_shapes(self, encoders: Mapping[str, Mapping[str, Any]]) -> dict[str, tuple[int, ...]]:
         """Return the shape of one row of each tensor of `encode_prompts`, the empty prompt's left out.
@@ -238,7 +238,7 @@ class PipelineAdapter(ABC):
 
     @abstractmethod
     def predict(self, latents: Tensor, sigma: Tensor, conditioning: Conditioning, guidance_scale: float) -> Tensor:
-        """One network call: latents (B, ...) in `dtype`, sigma (B,) float32, conditioning without the empty prompt's.
+        """Call the network once: latents (B, ...) in `dtype`, sigma (B,) float32, conditioning less the empty prompt's.
 
         Numbers of the conditioning are in `dtype` too. As in the stock pipeline there is no autocast, unless all of
         the network's weights are trained.
@@ -253,7 +253,7 @@ class PipelineAdapter(ABC):
         return flow_sigmas(self.pipeline.scheduler, steps)
 
     def velocity(self, latents: Tensor, sigma: Tensor, conditioning: Conditioning, guidance_scale: float) -> Tensor:
-        """As in `ModelAdapter`; classifier-free guidance above 1 evaluates the empty prompt in the same call."""
+        """Return the velocity; classifier-free guidance above 1 evaluates the empty prompt in the same call."""
         import torch
 
         inputs = {name: tensor for name, tensor in conditioning.items() if not name.startswith(EMPTY)}
@@ -282,7 +282,7 @@ class PipelineAdapter(ABC):
         return unconditional + guidance_scale * (conditional - unconditional)
 
     def decode(self, latents: Tensor) -> Tensor:
-        """As in `ModelAdapter`: pictures (B, 3, H, W), or videos (B, F, 3, H, W), uint8."""
+        """Decode to images (B, 3, H, W), or videos (B, F, 3, H, W), uint8."""
         from diffrl.models.images import uint8_from_signed
 
         decoded = self.vae_output(unscaled(self.unpack(latents), self.pipeline.vae.config))
@@ -315,13 +315,13 @@ class PipelineAdapter(ABC):
         return tuple(name for name in inspect.signature(cls).parameters if name not in ("pipeline", "dtype"))
 
 
-def held(adapter: Any, prefix: str) -> AbstractContextManager[Any]:
-    """Inside, offloaded components of a pipeline whose names begin so stay on the device; other adapters have none."""
+def keep_on_device(adapter: Any, prefix: str) -> AbstractContextManager[Any]:
+    """Keep offloaded components of these names on the device until the block ends; other adapters have none."""
     return adapter.on_device(prefix) if isinstance(adapter, PipelineAdapter) else nullcontext()
 
 
 def unscaled(latents: Tensor, config: Any) -> Tensor:
-    """Latents in a decoder's own units, undone in float32: by channel if its config says so, else by one scale, if any.
+    """Return latents in a decoder's units, in float32: by channel if its config says so, else by one scale, if any.
 
     Args:
         latents: (B, C, ...) as the network draws them.

@@ -82,7 +82,7 @@ def random_encodings(
     encoders = {name: part.config for name, part in (parts or {}).items()}
     generator = torch.Generator(device).manual_seed(0)
 
-    def drawn(shapes: Mapping[str, tuple[int, ...]]) -> dict[str, Tensor]:
+    def sampled(shapes: Mapping[str, tuple[int, ...]]) -> dict[str, Tensor]:
         return {
             name: torch.ones(1, *shape, device=device, dtype=torch.bool)
             if name.endswith("mask")
@@ -93,7 +93,7 @@ def random_encodings(
     words = adapter.text_shapes(encoders)
     empty = words if adapter.family.guidance == "classifier_free" else {}
     return (
-        drawn(words)
-        | {EMPTY + name: row for name, row in drawn(empty).items()}
-        | drawn(adapter.source_shapes(encoders))
+        sampled(words)
+        | {EMPTY + name: row for name, row in sampled(empty).items()}
+        | sampled(adapter.source_shapes(encoders))
     )

@@ -2,5 +2,5 @@
 
 
 def names_layer(target: str, layer: str) -> bool:
-    """Whether a target is the layer's whole name, or an ending of it after a dot: as peft matches a list of targets."""
+    """Return whether a target is a layer's name or an ending of it after a dot, as peft matches its list."""
     return layer == target or layer.endswith(f".{target}")

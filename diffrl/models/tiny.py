@@ -94,7 +94,7 @@ def train_merges(words: Sequence[str]) -> list[tuple[str, str]]:
 
 
 def build_clip(tokenizer: Any, projected: bool = True) -> Any:
-    """A two-layer CLIP text encoder with the tokenizer's special ids, with the projection that SD3 wants or without."""
+    """Build a two-layer CLIP text encoder with the tokenizer's special ids, with SD3's projection or without."""
     from transformers import CLIPTextConfig, CLIPTextModel, CLIPTextModelWithProjection
 
     config = CLIPTextConfig(
@@ -205,7 +205,7 @@ def build_qwen_tokenizer(
 
 
 def build_qwen_vl(vocabulary: int, width: int = 32, **tokens: int) -> Any:
-    """A two-layer Qwen2.5-VL, (B, L) tokens to (B, L, width); the part that sees pictures is there, and may be idle.
+    """Build a two-layer Qwen2.5-VL, (B, L) tokens to (B, L, width); its tower for images may be idle.
 
     Args:
         vocabulary: tokens.

@@ -23,11 +23,11 @@ class TwoNetworks(nn.Module):
 
     @property
     def config(self) -> Any:
-        """Of the first network; both have the same sizes."""
+        """Configuration of the first network; both have the same sizes."""
         return self.high.config
 
     def forward(self, hidden_states: Tensor, timestep: Tensor, encoder_hidden_states: Tensor, **kwargs: Any) -> Any:
-        """As either network, with return_dict=False."""
+        """Run the network in whose range of noise the step lies, with return_dict=False."""
         level = timestep if timestep.ndim == 1 else timestep[:, 0]
         output: Tensor | None = None
         for network, rows in ((self.high, level >= self.boundary), (self.low, level < self.boundary)):
@@ -43,26 +43,26 @@ class TwoNetworks(nn.Module):
         return (output,)
 
     def add_adapter(self, config: Any, adapter_name: str = "default") -> None:
-        """A LoRA on both."""
+        """Add a LoRA to both."""
         for network in (self.high, self.low):
             network.add_adapter(config, adapter_name=adapter_name)  # type: ignore[operator]
 
     def disable_adapters(self) -> None:
-        """Both as they were loaded."""
+        """Run both as they were loaded."""
         for network in (self.high, self.low):
             network.disable_adapters()  # type: ignore[operator]
 
     def enable_adapters(self) -> None:
-        """Both with their LoRA again."""
+        """Run both with their LoRA again."""
         for network in (self.high, self.low):
             network.enable_adapters()  # type: ignore[operator]
 
     def enable_gradient_checkpointing(self) -> None:
-        """In both."""
+        """Checkpoint activations in both."""
         for network in (self.high, self.low):
             network.enable_gradient_checkpointing()  # type: ignore[operator]
 
     def set_attention_backend(self, name: str) -> None:
-        """Of both."""
+        """Set the attention of both."""
         for network in (self.high, self.low):
             network.set_attention_backend(name)  # type: ignore[operator]

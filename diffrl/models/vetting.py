@@ -91,7 +91,7 @@ def _vet_weights(part: Path, library: str, class_name: str, variant: str | None)
 
 
 def _is_part(value: Any) -> bool:
-    """Whether an entry of model_index.json names a part: its library and class, both null for one that is left out."""
+    """Return whether an entry of model_index.json names a part: library and class, both null for one left out."""
     return isinstance(value, list) and len(value) == 2 and all(isinstance(name, str) for name in value)
 
 

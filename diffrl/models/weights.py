@@ -249,7 +249,7 @@ def loading_comparison(info: Mapping[str, Any]) -> Comparison:
 
 
 def _by_diffusers(part: Path, made: Any, state: Mapping[str, Tensor]) -> Comparison:
-    """As its loader compares: what the class is made of, old names of attention renamed, beside the files'."""
+    """Compare as diffusers loads: the class's own tensors, old names of attention renamed, with the files'."""
     import torch
 
     with torch.device("meta"):

@@ -121,15 +121,15 @@ class Objective(Generic[Some]):
         raise NotImplementedError
 
     def loss(self, examples: Some, policy: Velocity, reference: Velocity | None) -> tuple[Tensor, Mapping[str, Tensor]]:
-        """Loss of each term, unreduced so that the caller can normalise over micro-batches, and metrics like it."""
+        """Return the loss of each term, unreduced, as the caller normalises over micro-batches, and metrics like it."""
         raise NotImplementedError
 
     def on_policy_errors(self, rollout: Rollout, policy: Velocity, micro_batch: int) -> Sequence[tuple[int, float]]:
-        """Before any update: by how much each recorded step's ratio differs from 1, as (step, error), by step."""
+        """Return |ratio - 1| of each recorded step before any update, as (step, error), by step."""
         return ()
 
     def groups(self, examples: Some) -> Tensor | None:
-        """(M,) int64: units of one group are compared with each other, and train in one update; None = each alone."""
+        """Return (M,) int64, the groups that units are compared in and trained with; None = each alone."""
         return None
 
     def precompute_group_terms(

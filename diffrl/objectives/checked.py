@@ -73,7 +73,7 @@ class Checked(Objective[Any]):
     def examples(
         self, rollout: Rollout, credit: Credit, grad_mask: Tensor, old: Velocity, micro_batch: int
     ) -> Examples:
-        """Its examples.
+        """Return its examples, checked.
 
         Raises:
             DiffrlError: it raised, they are not as many as planned, or belong to no prompt of the batch.
@@ -102,7 +102,7 @@ class Checked(Objective[Any]):
     def loss(
         self, examples: Examples, policy: Velocity, reference: Velocity | None
     ) -> tuple[Tensor, Mapping[str, Tensor]]:
-        """Its loss. One that is not finite is the guards' affair (guards.nonfinite_loss), as of every objective.
+        """Return its loss, checked. A loss that is not finite is left to guards.nonfinite_loss.
 
         Raises:
             DiffrlError: it raised, is no loss of each term, has no gradient, or its metrics are not those declared.
@@ -145,7 +145,7 @@ class Checked(Objective[Any]):
         return loss, {name: values.detach() for name, values in metrics.items()}
 
     def on_policy_errors(self, rollout: Rollout, policy: Velocity, micro_batch: int) -> Sequence[tuple[int, float]]:
-        """As the objective has it.
+        """Return its errors, checked.
 
         Raises:
             DiffrlError: it raised, or gives no pairs of numbers.
@@ -181,7 +181,7 @@ def _shape(value: Any) -> str:
 
 
 def _follows(loss: Tensor, velocities: Sequence[Any]) -> bool:
-    """Whether gradient goes from a loss to one of the velocities, given by their nodes; None is a leaf itself."""
+    """Return whether gradient flows from a loss to one of the velocities' nodes; None stands for a leaf itself."""
     waiting, known = [loss.grad_fn], set[Any]()
     while waiting:
         node = waiting.pop()
@@ -202,5 +202,6 @@ def _versions(record: Any) -> list[int]:
     """Return how often each tensor of a record, and of the records in it, was changed in place."""
     if isinstance(record, Tensor):
         return [] if record.is_inference() else [record._version]
-    parts = record if isinstance(record, tuple) else vars(record).values() if is_dataclass(record) else ()
+    fields = vars(record).values() if is_dataclass(record) else ()
+    parts = record if isinstance(record, tuple) else fields
     return [version for part in parts for version in _versions(part)]

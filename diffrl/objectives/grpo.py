@@ -147,7 +147,7 @@ class GRPO(Objective[EdgeExamples]):
     def examples(
         self, rollout: Rollout, credit: Credit, grad_mask: Tensor, old: Velocity, micro_batch: int
     ) -> EdgeExamples:
-        """All recorded steps but the pruned; origins without any credit are inactive unless a reference counts."""
+        """Return all recorded steps but the pruned; origins without credit are inactive unless a reference counts."""
         import torch
 
         from diffrl.rollout.observers import take_origins
@@ -193,7 +193,7 @@ class GRPO(Objective[EdgeExamples]):
         return loss + self.kl * distance, {**metrics, "reference_kl": distance.detach()}
 
     def on_policy_errors(self, rollout: Rollout, policy: Velocity, micro_batch: int) -> Sequence[tuple[int, float]]:
-        """Largest |ratio - 1| of every recorded step, by the loss's own code path, gradients on as in an update."""
+        """Return each recorded step's largest |ratio - 1|, by the loss's code and with gradients, as in an update."""
         from diffrl.rollout.density import ratio_errors
 
         return ratio_errors(rollout.edges, policy, self.dynamics, micro_batch)

@@ -103,7 +103,7 @@ class NFT(SampleLoss[NoisedExamples]):
     def loss(
         self, examples: NoisedExamples, policy: Velocity, reference: Velocity | None
     ) -> tuple[Tensor, Mapping[str, Tensor]]:
-        """Contrast the policy with the old one; metrics are those of `nft_loss` and, with a reference, reference_kl."""
+        """Contrast the policy with the old one; return metrics of `nft_loss` and, with a reference, reference_kl."""
         from diffrl.functional.losses import nft_loss
 
         velocity = policy(*examples.start)

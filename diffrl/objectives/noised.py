@@ -134,7 +134,7 @@ class SampleLoss(Objective[Some]):
         return not self.old_is_policy
 
     def examples(self, rollout: Rollout, credit: Credit, grad_mask: Tensor, old: Velocity, micro_batch: int) -> Some:
-        """Every sample at its noise levels; without advantage it is inactive, unless something else trains it."""
+        """Return every sample at its noise levels; without advantage it is inactive, unless another term trains it."""
         noise = noised(rollout, self.seed, self.levels, self.noise_range, self.shared)
         used, advantage = (c[noise.sample].to(noise.prompt.device) for c in (credit.used, credit.outcome))
         active = used if self.trains_uncredited else used & (advantage != 0)

@@ -142,7 +142,7 @@ class OwnObjective:
     context: RunContext
 
     def examples(self, rollout: Rollout, credit: Credit, grad_mask: Tensor, old: Velocity, micro_batch: int) -> Any:
-        """See `objectives.base.Objective`."""
+        """Return the units that the loss is computed of."""
         raise NotImplementedError
 
     def loss(self, examples: Any, policy: Velocity, reference: Velocity | None) -> tuple[Tensor, Mapping[str, Tensor]]:
@@ -160,7 +160,7 @@ class OwnObjective:
         raise NotImplementedError(f"{type(self).__name__} must define loss(self, examples, policy, reference).")
 
     def on_policy_errors(self, rollout: Rollout, policy: Velocity, micro_batch: int) -> Sequence[tuple[int, float]]:
-        """See `objectives.base.Objective`; none, where no step has a ratio."""
+        """Return no errors: no step has a ratio."""
         return ()
 
 

@@ -74,7 +74,7 @@ class Tilt(Objective[NodeExamples]):
     def examples(
         self, rollout: Rollout, credit: Credit, grad_mask: Tensor, old: Velocity, micro_batch: int
     ) -> NodeExamples:
-        """Every node that splits; without a direction it is inactive, unless a reference counts where samples do.
+        """Return every node that splits; without direction it is inactive, unless a reference counts where samples do.
 
         Pruning takes a child, with all that grows from it, out of the covariance of the node that it leaves.
         """
@@ -152,7 +152,7 @@ def origin_nodes(edges: Edges, forest: Forest) -> Tensor:
 def leaves_below(
     rollout: Rollout, origins: Tensor, used: Tensor, grad_mask: Tensor
 ) -> Iterator[tuple[Tensor, Tensor, Tensor]]:
-    """Level by level, (L,) int64 each: the row in `origins` above a used sample, the sample, the child in between.
+    """Yield, level by level, (L,) int64 each: a used sample's row in `origins`, the sample, the child in between.
 
     Args:
         rollout: whose samples.

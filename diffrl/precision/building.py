@@ -69,8 +69,8 @@ def build(source: nn.Module, backend: Backend, exclude: Sequence[str], device: t
     for name in chosen:
         weight = merged(f"{name}.weight", tensors[f"{name}.weight"], lora).flatten(1)
         quantised[name] = backend.convert(plain_linear(weight, tensors.get(f"{name}.bias"), device))
-        place = network.get_submodule(name)
-        network.set_submodule(name, quantised[name] if isinstance(place, nn.Linear) else Pointwise(quantised[name]))
+        layer = network.get_submodule(name)
+        network.set_submodule(name, quantised[name] if isinstance(layer, nn.Linear) else Pointwise(quantised[name]))
     sizes = {name: m.in_features * m.out_features for name, m in linear_layers(skeleton).items()}
     converted = sum(m.in_features * m.out_features for m in chosen.values())
     return Built(
@@ -133,10 +133,10 @@ def choose_layers(
 
 def linear_layers(module: nn.Module) -> dict[str, nn.Linear]:
     """Return linear layers by name, and pointwise convolutions as the linear layers that they are, without weights."""
-    found = {
+    layers = {
         name: layer if isinstance(layer, nn.Linear) else as_linear(layer) for name, layer in module.named_modules()
     }
-    return {name: linear for name, linear in found.items() if linear is not None}
+    return {name: linear for name, linear in layers.items() if linear is not None}
 
 
 class Pointwise(nn.Module):
@@ -157,7 +157,7 @@ class Pointwise(nn.Module):
 
 
 def as_linear(layer: nn.Module) -> nn.Linear | None:
-    """The linear layer that a 2-D convolution amounts to, sizes alone (meta device); None if it sees neighbours."""
+    """Return the linear layer equal to a 2-D convolution, sizes alone (meta device); None if it sees neighbours."""
     if not isinstance(layer, nn.Conv2d) or layer.groups != 1:
         return None
     if (layer.kernel_size, layer.stride) != ((1, 1), (1, 1)) or layer.padding not in ((0, 0), "valid", "same"):

@@ -41,8 +41,8 @@ def misplaced(built: Built, report: PrecisionReport, backend: Backend) -> list[s
     wrong += [name for name in report.quantised if name not in built.quantised]
     kept = {name for name, _ in report.kept}
     inside = {id(module) for layer in built.quantised.values() for module in layer.modules()}
-    found = {name for name in linear_layers(built.network) if id(modules[name]) not in inside}
-    linears = {name for name in found if not backend.whole or isinstance(modules[name], nn.Linear)}
+    outside = {name for name in linear_layers(built.network) if id(modules[name]) not in inside}
+    linears = {name for name in outside if not backend.whole or isinstance(modules[name], nn.Linear)}
     return [f"{name} is not in low precision" for name in sorted({*wrong, *(linears - kept)})]
 
 
@@ -69,7 +69,7 @@ def wrong_numbers(
 
 
 def stale_weight(name: str, layer: Any, weight: Tensor, bias: Tensor | None, backend: Backend) -> list[str]:
-    """That a layer's weight is not what a fresh conversion of the pushed one gives; empty if it is."""
+    """Describe where a layer's weight is not what a fresh conversion of the new one gives; empty if nowhere."""
     held = layer.dequantised()
     fresh: Any = backend.convert(plain_linear(weight, bias, held.device))
     problem = weight_problem(held, fresh.dequantised())
@@ -80,14 +80,14 @@ def wrong_products(layers: Mapping[str, nn.Module], seen: Observation, backend: 
     """Return layers that multiplied something other than planned."""
     if not backend.dispatched:
         return []
-    expected, found = expected_product(backend), product_names(layers, seen)
-    return [f"{name} multiplied {what}, not {expected}" for name, what in found.items() if what != expected]
+    expected, observed = expected_product(backend), product_names(layers, seen)
+    return [f"{name} multiplied {what}, not {expected}" for name, what in observed.items() if what != expected]
 
 
 def _at(modules: Mapping[str, nn.Module], name: str) -> nn.Module | None:
     """Return the layer in a place, a pointwise convolution's included."""
-    found = modules.get(name)
-    return found.linear if isinstance(found, Pointwise) else found
+    module = modules.get(name)
+    return module.linear if isinstance(module, Pointwise) else module
 
 
 def product_names(layers: Iterable[str], seen: Observation) -> dict[str, str]:
@@ -106,7 +106,7 @@ def expected_product(backend: Backend) -> str:
 def probe(
     layer: nn.Module, columns: int, backend: Backend, device: torch.device, rows: int = PROBE_ROWS
 ) -> tuple[Tensor, Tensor]:
-    """A layer's input (rows, K) and output (rows, N) on unit normal data, as the rest of the network would give it."""
+    """Run a layer on unit normal data: its input (rows, K) and output (rows, N), as within the network."""
     x = torch.randn(rows, columns, generator=torch.Generator().manual_seed(0)).to(device, backend.outside_dtype)
     with torch.no_grad():
         return x.float(), layer(x).float()
@@ -126,7 +126,7 @@ def shape_problems(
     Returns:
         The shapes that were run, and what went wrong, in words.
     """
-    where = {shape: name for name, own in shapes.items() for shape in own}
+    where = {shape: name for name, layer_shapes in shapes.items() for shape in layer_shapes}
     problems = []
     for (rows, columns, outputs), name in where.items():
         x = torch.randn(1, columns, device=device, dtype=backend.outside_dtype).expand(rows, -1)
@@ -183,14 +183,14 @@ def _distance(y: Tensor, exact: Tensor) -> float:
 
 def pointers(module: nn.Module) -> dict[str, int]:
     """Return addresses of all storages of parameters and buffers; those inside tensor subclasses one by one."""
-    found: dict[str, int] = {}
+    addresses: dict[str, int] = {}
     for name, tensor in [*module.named_parameters(), *module.named_buffers()]:
-        _note(name, tensor.detach(), found)
-    return found
+        _note(name, tensor.detach(), addresses)
+    return addresses
 
 
 def moved(before: dict[str, int], after: dict[str, int]) -> list[str]:
-    """That storages moved, in words; what was compiled reads the old ones."""
+    """Describe storages that moved; what was compiled reads the old ones."""
     names = sorted(name for name in before.keys() | after.keys() if before.get(name) != after.get(name))
     return [f"{names[0]} moved to another storage"] if names else []
 
@@ -216,9 +216,9 @@ def weight_problem(held: Tensor, fresh: Tensor) -> str | None:
     return None
 
 
-def _note(name: str, tensor: Tensor, found: dict[str, int]) -> None:
+def _note(name: str, tensor: Tensor, addresses: dict[str, int]) -> None:
     if not is_traceable_wrapper_subclass(tensor):
-        found[name] = tensor.data_ptr()
+        addresses[name] = tensor.data_ptr()
         return
     for part in tensor.__tensor_flatten__()[0]:
-        _note(f"{name}.{part}", getattr(tensor, part), found)
+        _note(f"{name}.{part}", getattr(tensor, part), addresses)

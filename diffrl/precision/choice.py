@@ -92,8 +92,8 @@ def find_backend(precision: str, engine: str, device: torch.device) -> Backend:
             "Choose one of these."
         )
     if engine not in runners:
-        own: Backend = resolve("rollout.explore.engine", dict.fromkeys(runners, ""), engine)()
-        return own.on(device)
+        custom: Backend = resolve("rollout.explore.engine", dict.fromkeys(runners, ""), engine)()
+        return custom.on(device)
     if reason := missing(precision, engine, machine):
         raise NotHereError(
             f"rollout.explore.engine {engine} cannot run {precision} here: {reason}. {_ways_out(precision, machine)}"
@@ -203,8 +203,8 @@ def _missing_hardware(precision: str, need: Need, machine: Machine) -> str | Non
     if need.below is not None and machine.capability >= need.below:
         return f"{precision} is not for compute capability {dotted(need.below)} or more: {need.why_below}"
     if need.cuda and (machine.cuda is None or machine.cuda < need.cuda):
-        found = "none" if machine.cuda is None else dotted(machine.cuda)
-        return f"{precision} needs a torch built with CUDA {dotted(need.cuda)} or more, not {found}"
+        present = "none" if machine.cuda is None else dotted(machine.cuda)
+        return f"{precision} needs a torch built with CUDA {dotted(need.cuda)} or more, not {present}"
     return None
 
 
@@ -213,10 +213,10 @@ def missing_package(engine: Engine, machine: Machine) -> str | None:
     if engine.package is None:
         return None
     name, lowest = engine.package
-    found = machine.packages.get(engine.name)
-    if found is not None and found >= lowest:
+    version = machine.packages.get(engine.name)
+    if version is not None and version >= lowest:
         return None
-    got = "it is not installed" if found is None else f"found {dotted(found)}"
+    got = "it is not installed" if version is None else f"found {dotted(version)}"
     return f"it needs {name} {dotted(lowest)} or more, and {got}: pip install 'diffrl[{engine.name}]'"
 
 

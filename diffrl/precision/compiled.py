@@ -59,7 +59,7 @@ class CompiledBlocks:
 
     @contextmanager
     def off(self) -> Iterator[None]:
-        """Inside, the blocks run uncompiled."""
+        """Run the blocks uncompiled until the block ends."""
         before, self._off = self._off, True
         try:
             yield
@@ -68,7 +68,7 @@ class CompiledBlocks:
 
     @contextmanager
     def of_reference(self) -> Iterator[None]:
-        """Inside, LoRA is off: graphs of their own, so that none of the policy's is looked through for them."""
+        """Turn LoRA off within the block, with graphs of their own, so that the policy's are not searched for them."""
         before, self._reference = self._reference, True
         try:
             yield

@@ -69,7 +69,7 @@ class LowPrecisionNetwork(nn.Module):
             return self.inner(*inputs, **named)
 
     def eager(self) -> AbstractContextManager[None]:
-        """Inside, it runs uncompiled, so that its products pass the dispatcher."""
+        """Run it uncompiled until the block ends, so that its products pass the dispatcher."""
         return nullcontext() if self.compiled is None else self.compiled.off()
 
     def _cast(self, value: Any) -> Any:
@@ -96,7 +96,7 @@ class PolicyCopy:
         self._pushes = 0
 
     @torch.no_grad()
-    def push(self, source: nn.Module) -> None:
+    def sync_weights(self, source: nn.Module) -> None:
         """Write the source's current weights, LoRA merged, into the copy in place, and look at some of them.
 
         Args:
@@ -155,7 +155,7 @@ class PolicyCopy:
 
     @contextmanager
     def in_place_of(self, adapter: HasTransformer) -> Iterator[None]:
-        """Inside, the adapter's transformer is the copy."""
+        """Let the adapter's transformer be the copy until the block ends."""
         live, adapter.transformer = adapter.transformer, self.module
         try:
             yield
@@ -168,7 +168,8 @@ class PolicyCopy:
             forward()
         problems = checks.wrong_products(self._layers, seen, self._backend)
         wanted = {
-            name: {(rows * batch, k, n) for rows, k, n in own for batch in batches} for name, own in seen.shapes.items()
+            name: {(rows * batch, k, n) for rows, k, n in layer_shapes for batch in batches}
+            for name, layer_shapes in seen.shapes.items()
         }
         shapes, failed = checks.shape_problems(self._layers, wanted, self._backend, device)
         self.report = replace(
@@ -256,7 +257,7 @@ def make_copy(
 
 
 def _weight_of(tensors: Mapping[str, Tensor], lora: Mapping[str, Any]) -> checks.WeightOf:
-    """Finds a layer's merged weight (N, K) and its bias (N,)."""
+    """Return what finds a layer's merged weight (N, K) and its bias (N,)."""
 
     def find(name: str) -> tuple[Tensor, Tensor | None]:
         return merged(f"{name}.weight", tensors[f"{name}.weight"], lora).flatten(1), tensors.get(f"{name}.bias")

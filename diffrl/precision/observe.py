@@ -109,7 +109,7 @@ class _Watch(TorchDispatchMode):
 
 @contextmanager
 def watching(layers: Mapping[str, nn.Module]) -> Iterator[Observation]:
-    """Inside, what these layers multiply is noted, and what is multiplied outside of them is counted.
+    """Note what these layers multiply, and count what is multiplied outside of them, until the block ends.
 
     Args:
         layers: linear layers by name, x (..., K) to (..., N).
@@ -174,23 +174,23 @@ def uncounted_note(seen: Observation) -> str | None:
 
 
 def dtype_name(dtype: torch.dtype) -> str:
-    """As `torch.int8` but without the torch."""
+    """Return the name of a dtype without "torch."."""
     return str(dtype).removeprefix("torch.")
 
 
 def _batched(product: str, args: Sequence[Any]) -> bool:
-    """Whether each of a batch has its own second operand; a linear layer of a strided input repeats its one weight."""
+    """Return whether each of a batch has its own second operand; a linear layer of strided input repeats its weight."""
     return product in BATCHED and args[FIRST_OPERAND[product] + 1].stride(0) != 0
 
 
 def _mixed(op: Any, output: torch.dtype, *operands: Any) -> str:
-    """What torch's `out_dtype` operator multiplies: int8 by `_int_mm` on CUDA, else both widened to the output."""
+    """Return what torch's `out_dtype` multiplies: int8 by `_int_mm` on CUDA, else both widened to the output."""
     integers = all(isinstance(x, Tensor) and x.dtype == torch.int8 and x.is_cuda for x in operands)
     return "int8" if integers and output == torch.int32 else dtype_name(output)
 
 
 def _dtype(operand: Tensor, product: str) -> str:
-    """Unsigned operands of an integer product are the signed ones, shifted for the sake of the CPU's instructions."""
+    """Return an operand's dtype; unsigned ones are signed ones, shifted for the CPU's instructions."""
     name = dtype_name(operand.dtype)
     return "int8" if product == "_int_mm" and name == "uint8" else name
 

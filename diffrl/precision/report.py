@@ -93,8 +93,8 @@ def speed_up(
         Time of the bfloat16 layers over that of the layers; None without shapes.
     """
     calls: dict[Shape, list[str]] = {}
-    for name, own in shapes.items():
-        for shape in own:
+    for name, layer_shapes in shapes.items():
+        for shape in layer_shapes:
             calls.setdefault(shape, []).append(name)
     plain = low = 0.0
     for (rows, columns, outputs), names in calls.items():

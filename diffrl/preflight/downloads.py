@@ -52,7 +52,7 @@ class Download:
 
 
 def offline() -> bool:
-    """Whether the hub is not to be asked (HF_HUB_OFFLINE): nothing is fetched then, what is not here an error."""
+    """Return whether the hub may not be asked (HF_HUB_OFFLINE): what is not here is then an error."""
     import huggingface_hub.constants
 
     return bool(huggingface_hub.constants.HF_HUB_OFFLINE)
@@ -131,6 +131,6 @@ def _dataset(source: str) -> str | None:
 
 
 def _weights(reward: RewardSettings) -> list[str]:
-    """Repositories that hold a reward's own weights; none where its options name others, or a server has them."""
+    """List repositories of a reward's own weights; none where its options name others, or a server has them."""
     weights = weights_of(reward)
     return [*weights, *reward_facts()[inner_name(reward)]["configs"]] if weights else []

@@ -146,7 +146,7 @@ def _require_prompts(
 def _scorers(
     preview: Preview, settings: Sequence[RewardSettings], key: str
 ) -> tuple[list[WeightedScorer], list[WeightedScorer]]:
-    """Scorers that are loaded, and classes in place of the others; a class knows what a reward reads, and scores not.
+    """Return loaded scorers, and classes in place of the others; a class knows what a reward reads, but scores not.
 
     Of a reward of the user's own nothing is known before it is made.
 

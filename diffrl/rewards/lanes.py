@@ -136,7 +136,7 @@ class Lane:
 
 @contextmanager
 def _stream_of(device: torch.device | None) -> Iterator[Callable[[], None]]:
-    """Inside, this thread's GPU is `device`, whose work it queues in a stream of its own; elsewhere nothing happens.
+    """Let this thread's GPU be `device`, its work in a stream of its own; without a GPU do nothing.
 
     A new thread's GPU is the first one, whatever this rank's is, and its stream the one in which the rollout is queued.
 
@@ -155,7 +155,7 @@ def _stream_of(device: torch.device | None) -> Iterator[Callable[[], None]]:
 
 @contextmanager
 def alarm(name: str, limit: float | None) -> Iterator[None]:
-    """Inside, this thread is interrupted after `limit` seconds; no other thread is needed, which would cost time.
+    """Interrupt this thread after `limit` seconds; another thread would cost time, and none is needed.
 
     It interrupts Python and what waits for the system (a server, a lock, a process), not a computation that never comes
     back from native code. Threads other than the main one have no alarm.

@@ -92,7 +92,7 @@ class Scoring:
         ]
 
     def add(self, images: Tensor) -> None:
-        """The next images, (B, 3, H, W) or (B, F, 3, H, W) uint8; returns at once where scorers have lanes."""
+        """Receive the next images, (B, 3, H, W) or (B, F, 3, H, W) uint8; returns at once where scorers have lanes."""
         self._pictures[self._seen] = images
         self._seen += len(images)
         for stream in self._streams:
@@ -110,7 +110,7 @@ class Scoring:
         return torch.stack([image_of[row] for row in rows])
 
     def _sources(self, rows: Sequence[int]) -> dict[int, Tensor | str]:
-        """The images that these samples are edits of, by row, each read once a batch; of one that is gone, why."""
+        """Return the images that samples are edits of, by row, each read once a batch; of one that is gone, why."""
         named = {row: path for row in rows if (path := self._prompts[row].source) is not None}
         read: dict[str, Tensor | str] = {}
         for path in dict.fromkeys(named.values()):
@@ -181,7 +181,7 @@ class Scoring:
             total = total + weighted.share(joined.raw)
             ok &= joined.ok
             errors = [
-                old if old else (f"{weighted.name}: {new}" if new else None)
+                old or (f"{weighted.name}: {new}" if new else None)
                 for old, new in zip(errors, joined.errors, strict=True)
             ]
         sound = total.abs() <= LARGEST

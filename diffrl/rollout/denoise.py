@@ -63,7 +63,7 @@ def batched_velocity(
 
 
 def velocity_of(adapter: ModelAdapter, conditioning: Conditioning, guidance_scale: float) -> Velocity:
-    """The policy as a function of latents (B, ...), sigma (B,) and prompt rows (B,), conditioned as in the rollout."""
+    """Return the policy as a function of latents (B, ...), sigma (B,) and prompt rows (B,), conditioned alike."""
 
     def predict(latents: Tensor, sigma: Tensor, prompt: Tensor) -> Tensor:
         velocity = adapter.velocity(latents, sigma, take_rows(conditioning, prompt), guidance_scale)
@@ -302,7 +302,7 @@ def _draws(
     shape: tuple[int, ...],
     correlation: float,
 ) -> list[Callable[[], Tensor]]:
-    """For each stochastic step what draws its noise, (M, *shape) on the CPU: known from the addresses alone."""
+    """Return what draws each stochastic step's noise, (M, *shape) on the CPU, known from the addresses alone."""
     draws: list[Callable[[], Tensor]] = []
     paths, following = list(roots), iter(stages)
     for i, i_next in itertools.pairwise(grid):

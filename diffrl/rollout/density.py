@@ -85,7 +85,7 @@ def _densities(edges: Edges, velocity: Tensor, transition: Transition) -> Tensor
 def ratio_errors(
     edges: Edges, policy: Callable[[Tensor, Tensor, Tensor], Tensor], transition: Transition, micro_batch: int
 ) -> Sequence[tuple[int, float]]:
-    """Largest |ratio - 1| of every recorded step, as (step, error) by step; gradients stay as the caller has them.
+    """Return each recorded step's largest |ratio - 1|, as (step, error) by step; gradients stay as they are.
 
     Args:
         edges: the steps.

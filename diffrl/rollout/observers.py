@@ -1,6 +1,6 @@
-"""What is kept of a rollout while it is drawn: stochastic steps as edges, and predicted pictures.
+"""What is kept of a rollout while it is sampled: stochastic steps as edges, and predicted images.
 
-Observers of `denoise`. A forest may be drawn in parts, some prompts at a time: an observer takes all parts one after
+Observers of `denoise`. A forest may be sampled in parts, some prompts at a time: an observer takes all parts one after
 the other, with `of_whole` naming their nodes by the rows of the whole forest.
 """
 
@@ -35,8 +35,17 @@ def of_whole(observer: Observer, rows: Tensor) -> Observer:
 class EdgeRecorder:
     """Keeps stochastic steps as edges.
 
-    Which there will be the forest tells, so each of the latents is written once, to its final place. Densities are
-    taken of the latents as they are stored, so a recomputation under the same weights gives a ratio of exactly 1.
+    The latents of a rollout are most of its memory, and nearly all are both the end of a step and the origin of the
+    next, so they are stored once. The forest is known beforehand: each is written to its final row as it is sampled.
+
+        a ──┬── b ──── d      edges end in b, c and d; their origins are a, of two, and b
+            └── c
+
+        stored (V, ...)   b  c  d │ a     ends by node, then origins in which no recorded edge ends (`_fresh`)
+        before (U,)       3  0            rows of a and b
+        after  (E,)       0  1  2         rows of b, c and d
+
+    Densities are of the latents as stored, so a recomputation under the same weights gives a ratio of exactly 1.
 
     Args:
         forest: the whole of what is drawn.
@@ -110,7 +119,7 @@ class EdgeRecorder:
 
 
 def _span(rows: Tensor) -> slice | Tensor:
-    """Ascending rows (n,) of the host, n >= 1, as a slice if none is left out: the device need not be told them."""
+    """Return ascending rows (n,), n >= 1, as a slice if none is left out: the device then waits for no index."""
     first, last = int(rows[0]), int(rows[-1])
     return slice(first, last + 1) if last - first + 1 == len(rows) else rows
 

@@ -12,7 +12,7 @@ from diffrl import pulse
 from diffrl.errors import GuardStop
 from diffrl.models.adapter import Conditioning, ModelAdapter
 from diffrl.models.images import BrokenPictureError
-from diffrl.models.pipeline import held
+from diffrl.models.pipeline import keep_on_device
 from diffrl.records import Forest, PromptBatch, Rollout
 from diffrl.rollout.address import Address
 from diffrl.rollout.denoise import Observer, Sampler, denoise
@@ -27,7 +27,7 @@ Sink = Callable[[Tensor], None]
 
 
 def ignore(images: Tensor) -> None:
-    """A sink that wants nothing."""
+    """Drop what arrives."""
 
 
 def no_clock(phase: str) -> AbstractContextManager[None]:
@@ -117,7 +117,7 @@ def decode(
             "train.learning_rate, or set model.dtype to float32."
         )
     pictures: Tensor | None = None  # each call's go to their place: joined in the end, all would be there twice
-    with held(adapter, "vae"):  # it travels once for all calls
+    with keep_on_device(adapter, "vae"):  # it travels once for all calls
         for start in range(0, len(latents), decode_batch):
             try:
                 decoded = adapter.decode(latents[start : start + decode_batch]).cpu()

@@ -20,7 +20,7 @@ class Callback:
     """
 
     def on_start(self, run: Run) -> None:
-        """The model is loaded, and the run's directory is there.
+        """Receive that the model is loaded and the run's directory is there.
 
         Args:
             run: the run, for its directory and its configuration.
@@ -49,7 +49,7 @@ class Callback:
         """
 
     def on_end(self, run: Run) -> None:
-        """The run is over: after its last iteration, or because it was asked to stop; not after an error.
+        """Receive that the run is over: after its last iteration or a request to stop, not after an error.
 
         Args:
             run: the run, whose checkpoint and metrics are written.
@@ -73,20 +73,20 @@ class Callbacks:
         return bool(self._all)
 
     def start(self, run: Run) -> None:
-        """The run begins, or goes on."""
+        """Announce that the run begins, or goes on."""
         for callback in self._all if self._main else ():
             callback.on_start(run)
 
     def iteration(self, iteration: int, metrics: Mapping[str, float]) -> None:
-        """An iteration is done."""
+        """Announce an iteration that is done."""
         self._tell("on_iteration", iteration, metrics)
 
     def evaluation(self, iteration: int, scores: Mapping[str, float]) -> None:
-        """An evaluation is done."""
+        """Announce an evaluation that is done."""
         self._tell("on_evaluation", iteration, scores)
 
     def end(self, run: Run) -> None:
-        """The run is over."""
+        """Announce that the run is over."""
         for callback in self._all if self._main else ():
             callback.on_end(run)
 

@@ -24,13 +24,13 @@ from reward_models.common.messages import closest
 from reward_models.common.yaml12 import Loader
 
 MAY_CHANGE = (
-    *("run.iterations", "run.checkpoint_every", "run.keep_checkpoints", "track.", "guards."),
-    *("rollout.micro_batch", "rollout.decode_batch", "rollout.prompts_at_once", "eval.batch"),
-    *("train.micro_batch", "train.gradient_checkpointing"),
-    *("model.device", "model.offload", "model.vae_slicing", "model.vae_tiling", "model.compile"),
-    *("model.init_from.run", "model.lora.start.path"),
-    *("prompts.eval_on_train", "prompts.too_long", "prompts.unscored"),
-)
+    "run.iterations", "run.checkpoint_every", "run.keep_checkpoints", "track.", "guards.",
+    "rollout.micro_batch", "rollout.decode_batch", "rollout.prompts_at_once", "eval.batch",
+    "train.micro_batch", "train.gradient_checkpointing",
+    "model.device", "model.offload", "model.vae_slicing", "model.vae_tiling", "model.compile",
+    "model.init_from.run", "model.lora.start.path",
+    "prompts.eval_on_train", "prompts.too_long", "prompts.unscored",
+)  # fmt: skip
 """Keys of config.yaml, or their beginnings, that change what is kept, watched and held in memory, how long the run is
 and where what it began with lies, and not what has been trained but for rounding."""
 
@@ -174,7 +174,7 @@ def changed_config(
 
 
 def describe_rate(config: Config, checkpoint: Checkpoint) -> str | None:
-    """What becomes of the learning rate where a run goes on with another number of iterations; None where it does not.
+    """Describe how the learning rate changes where a run goes on with another number of iterations, or None.
 
     Args:
         config: as it is now.

@@ -83,7 +83,7 @@ def choose_checkpoint(run_dir: Path, config: Config, choice: Choice, report: Cal
 
 
 def place_of(run_dir: Path, step: int | None, key: str) -> Path:
-    """Where the checkpoint of an iteration lies.
+    """Return the path of an iteration's checkpoint.
 
     Args:
         run_dir: the run.
@@ -182,7 +182,7 @@ class AlignedModel:
 
 
 def aligned_weights(checkpoint: Checkpoint) -> tuple[str, Mapping[str, Tensor]]:
-    """The weights that a run is evaluated with, and their name in the checkpoint: of its EMA, else of the policy."""
+    """Return the weights that a run is evaluated with, and their name in the checkpoint: EMA's, else the policy's."""
     name = "ema" if "ema" in checkpoint.tensors else "policy"
     return name, checkpoint.tensors[name]
 

@@ -265,7 +265,7 @@ def leave_report(run: TrainingRun) -> bool:
 
 
 def as_planned(evaluations: Mapping[str, Any]) -> bool:
-    """Whether what was counted and what was skipped make up the plan; where samples are chosen, at most the plan."""
+    """Return whether counted and skipped make up the plan; where samples are chosen, at most the plan."""
     made = evaluations["counted"] + evaluations["skipped"]
     planned: int = evaluations["planned"]
     return made == planned if evaluations["exact"] else made <= planned

@@ -37,7 +37,7 @@ UNFINISHED = {LOCK, ".config.yaml.tmp", *BEFORE_CONFIG, *(f".{name}.tmp" for nam
 
 
 def new_run_dir(config: Config) -> Path:
-    """Where a new run will lie.
+    """Return the path of a new run.
 
     Raises:
         ConfigError: something is there already, or nothing can be made there.

@@ -85,7 +85,7 @@ class Journal:
             drop_trees(self.run_dir, iteration)
 
     def log(self, message: str) -> None:
-        """A line of log.txt. That it cannot be written is told once and ends nothing: what it is about matters more."""
+        """Write a line of log.txt. That it cannot be written is reported once and ends nothing."""
         if not self._writes:
             return
         path = self.run_dir / "log.txt"
@@ -112,7 +112,7 @@ class Journal:
             )
 
     def metrics(self, row: Mapping[str, float | int]) -> None:
-        """A row of metrics.jsonl, and of the trackers."""
+        """Write a row of metrics.jsonl, and of the trackers."""
         if self._writes:
             self._metrics.append(row)
         if self._ranks.trackers:
@@ -120,7 +120,7 @@ class Journal:
             self._ranks.track(values, int(row["iteration"]))
 
     def train_samples(self, iteration: int, samples: Samples, credit: Credit) -> None:
-        """This rank's samples of an iteration, the first of them with their pictures."""
+        """Write this rank's samples of an iteration, the first of them with their images."""
         if not self._writes:
             return
         table = samples.table
@@ -153,7 +153,7 @@ class Journal:
         self._store.write(kept_samples)
 
     def sources(self, metadata: Iterable[Mapping[str, Any]]) -> None:
-        """Small copies of the images that samples, or trees, with such metadata are edits of, each once a run."""
+        """Write small copies of the images that samples or trees with such metadata are edits of, each once a run."""
         for path, name in {one["source"]: file for one in metadata if (file := source_file(one))}.items():
             try:
                 keep_source(path, self.run_dir / name)
@@ -161,7 +161,7 @@ class Journal:
                 self.log(f"No copy is kept. {error}")
 
     def trees(self, trees: Iterable[KeptTree]) -> None:
-        """Trees of this rank's first prompts with their pictures, one after the other.
+        """Write trees of this rank's first prompts with their images, one after the other.
 
         Raises:
             DiffrlError: one cannot be written.
@@ -171,7 +171,7 @@ class Journal:
             write_tree(self.run_dir, tree.record, tree.images, self._fps * tree.pace)
 
     def eval_samples(self, iteration: int, evaluation: Evaluation) -> None:
-        """All samples of a held-out evaluation, some with their pictures (`held_out`); all ranks take part."""
+        """Write all samples of a held-out evaluation, some with images (`held_out`); all ranks take part."""
         rows = stored(iteration, evaluation, _columns({**evaluation.table.raw, **evaluation.table.parts}))
         most = self.config.track.pictures_per_evaluation
         before = totals_at_first(self._store, iteration) if self._writes and most else None

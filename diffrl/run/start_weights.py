@@ -38,7 +38,7 @@ DOWN, UP = f".lora_A.{ADAPTER_NAME}.weight", f".lora_B.{ADAPTER_NAME}.weight"
 
 
 def begin_with(config: Config, run: Path, choice: Choice, report: Callable[[str], None]) -> Config:
-    """A configuration that begins with the weights of a run, in place of its model.init_from and model.lora.start.
+    """Return a configuration that begins with a run's weights, in place of its model.init_from and model.lora.start.
 
     Args:
         config: of the new run.
@@ -107,7 +107,7 @@ def restore_initial(
 
 
 def origin(config: Config) -> dict[str, Any]:
-    """What environment.json says of where a run's first weights are from; empty where they are the pipeline's own."""
+    """Return environment.json's entry on where first weights are from; empty where they are the pipeline's own."""
     begun, start = config.model.init_from, config.model.lora_start
     if start is not None:
         return {"lora_start": {**start.model_dump(), "path": str(Path(start.path).resolve())}}
@@ -153,7 +153,7 @@ def _shown(value: Any) -> str:
 
 
 def _find(model: ModelSettings, begun: InitSettings) -> tuple[Path, str]:
-    """Where the checkpoint lies, and the sha256 of its manifest, which holds those of all its files."""
+    """Return the checkpoint's path and its manifest's sha256, which holds those of all its files."""
     try:
         run_dir, other = open_run_dir(begun.run)
     except ConfigError as error:
@@ -243,7 +243,7 @@ def restore_start(policy: Policy, model: ModelSettings) -> str:
 
 
 def _same_files(start: LoraStartSettings, networks: Sequence[str]) -> tuple[dict[str, Path], str]:
-    """The files of a LoRA by network, and their sha256, which is the one that is written down if there is one."""
+    """Return a LoRA's files by network, and their sha256, which is the one that is written down if there is one."""
     files = lora_files(start.path, networks)
     digest = sha256_of(files)
     require_pinned("model.lora.start.sha256", start.path, start.sha256, digest, "LoRA")

@@ -40,7 +40,7 @@ def short_name(reward: str) -> str:
 
 
 def held_out_change(rows: Sequence[Mapping[str, Any]], rewards: Sequence[str]) -> dict[str, float | None]:
-    """Each reward before training and in the last evaluation, `<name>_before` and `<name>_after`; None if unknown.
+    """Return each reward before and in the last evaluation, `<name>_before` and `<name>_after`; None if unknown.
 
     It is unknown where it failed, and where the file has lost the evaluation. Scorers of the embedded world report
     "strict" and "partial" as parts; these are named too, whichever was asked for.
@@ -60,7 +60,7 @@ def held_out_change(rows: Sequence[Mapping[str, Any]], rewards: Sequence[str]) -
 
 
 def unplanned_evaluations(rows: Sequence[Mapping[str, Any]], run: RunSettings) -> int:
-    """Held-out evaluations in a run's rows that its length now does not ask for: those at ends that it went beyond."""
+    """Count a run's held-out evaluations that its length now does not plan: those at ends that it went beyond."""
     evaluated = [row["iteration"] for row in rows if any(key.startswith("held_out/") for key in row)]
     return sum(not run.evaluates_after(iteration) for iteration in evaluated)
 
@@ -149,7 +149,7 @@ def write_curve(run_dir: Path, rewards: Sequence[str], destination: Path, change
 
 
 def _draw_reward(axes: Any, rows: Sequence[Mapping[str, Any]], title: str, training: str, held_out: str | None) -> None:
-    """A reward in training and, with marks, held out. A value that is null, or not there in training, is a gap."""
+    """Plot a reward in training and, with marks, held out. Null, or absence in training, is a gap."""
     points_trained = [(row["iteration"], row.get(training)) for row in rows if row["iteration"]]
     if any(value is not None for _, value in points_trained):
         xs, ys = zip(*((x, math.nan if value is None else value) for x, value in points_trained), strict=True)
@@ -168,7 +168,7 @@ def _draw_reward(axes: Any, rows: Sequence[Mapping[str, Any]], title: str, train
 
 
 def print_summary(console: Console, summary: Mapping[str, Any], run_dir: Path, prompt: Prompt) -> None:
-    """The end of a run: held-out rewards, where the time went, where everything lies, what to do next."""
+    """Print a run's end: held-out rewards, where the time went, where everything lies, what to do next."""
     held_out = summary["held_out"]
     table = Table(title="Held-out reward", title_justify="left")
     for column in ("", "before", "after", "change"):
@@ -209,7 +209,7 @@ def print_summary(console: Console, summary: Mapping[str, Any], run_dir: Path, p
 
 
 def program() -> str:
-    """What to type for diffrl here: its name, or where it lies if a shell would not find this one by its name."""
+    """Return what to type for diffrl: its name, or its path if a shell would not find this one by name."""
     started = Path(sys.argv[0])
     if started.name != "diffrl" or not started.is_file():
         return "diffrl"

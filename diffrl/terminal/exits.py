@@ -51,7 +51,7 @@ class Terminated(KeyboardInterrupt):
 
 @contextmanager
 def termination_interrupts() -> Iterator[None]:
-    """Inside, SIGTERM interrupts as Ctrl-C does; Python gives signals to the main thread alone.
+    """Let SIGTERM interrupt as Ctrl-C does until the block ends; Python gives signals to the main thread alone.
 
     In a forked process it does what it did before.
     """
@@ -75,7 +75,7 @@ def termination_interrupts() -> Iterator[None]:
 
 @contextmanager
 def errors_as_messages() -> Iterator[None]:
-    """Whatever a user can mend becomes a message and an exit code; what is a bug goes through.
+    """Turn what a user can mend into a message and an exit code; let bugs through.
 
     Raises:
         SystemExit: in its place.
@@ -124,7 +124,7 @@ def _fail(message: str, code: int, rank: int, shared: bool = False) -> None:
 
 @contextmanager
 def forbid_sys_exit() -> Iterator[None]:
-    """An exit that is not ours becomes an error, or the command would end as if all was done.
+    """Turn an exit that is not ours into an error, or the command would end as if all was done.
 
     Raises:
         DiffrlError: in its place.
@@ -143,7 +143,7 @@ def forbid_sys_exit() -> Iterator[None]:
 
 @contextmanager
 def report_exit(stop: StopSignal, say: Callable[[str], None]) -> Iterator[None]:
-    """Around a whole run: says what became of it where a signal ends it at once.
+    """Report what became of a run where a signal ends it at once.
 
     Args:
         stop: receives the signals.

@@ -86,24 +86,24 @@ class Progress:
         self._rewards = list(rewards)
 
     def message(self, text: str) -> None:
-        """A line that stays."""
+        """Print a line that stays."""
         self._console.print(text, highlight=False, markup=False)
 
     def _line(self, text: str) -> None:
-        """A line of the run's course: into its log, and where there is no panel to the user."""
+        """Write a line of the run's course into its log, and to the user where there is no panel."""
         self.log(text)
         if self._live is None:
             self.message(text)
 
     def held_out(self, iteration: int, text: str) -> None:
-        """A held-out evaluation came in."""
+        """Show a held-out evaluation."""
         self._held_out.append((iteration, text))
         if not self._quiet:
             self._line(f"held-out after {iteration} iterations: {text}")
         self._refresh()
 
     def iteration(self, done: int, reward: float, seconds: float) -> None:
-        """An iteration is done; `seconds` is what it took."""
+        """Show an iteration that is done; `seconds` is what it took."""
         self._done = done
         if math.isfinite(reward):  # no sample of the iteration could be scored
             self._rewards.append(reward)
@@ -123,7 +123,8 @@ class Progress:
         if count <= 0 or self._training_seconds <= 0:
             return ""
         each = self._training_seconds / count
-        rate = f"{1 / each:.2f} it/s" if each < 1 else f"{each:.1f} s/it" if each < 60 else f"{duration(each)}/it"
+        slow = f"{each:.1f} s/it" if each < 60 else f"{duration(each)}/it"
+        rate = f"{1 / each:.2f} it/s" if each < 1 else slow
         wall = (time.monotonic() - self._started) / count
         return f"{rate}  ETA {duration((self._total - self._done) * wall)}"
 

@@ -1,6 +1,10 @@
 """A run that is asked to stop finishes its iteration and writes a checkpoint first, and it never hangs over it.
 
-A reward may hang, and the thread that Python gives signals to with it. So a second thread learns of signals by
+Schedulers preempt with SIGTERM and kill some time later; a user presses Ctrl-C, once or twice. A handler only remembers
+the signal, as an iteration cannot be left in the middle: other ranks wait in its collectives.
+
+Python runs handlers in the main thread, between two of its instructions. While that thread is in a reward's call that
+hangs, or waits for a rank that is gone, no handler runs. So a second thread learns of signals by
 `signal.set_wakeup_fd`, and ends the process when nobody else does. (What holds the interpreter's lock for ever holds
 that thread too; only SIGKILL ends it.)
 """
@@ -72,7 +76,7 @@ def _as_before() -> None:
 
 
 def _hold() -> None:
-    """Until a fork is through, or a signal to the new process would be taken for ours, or be lost."""
+    """Hold signals back until a fork is through: one to the new process would be taken for ours, or be lost."""
     if _before:
         _mask.append(signal.pthread_sigmask(signal.SIG_BLOCK, WATCHED))
 
@@ -83,7 +87,7 @@ def _release() -> None:
 
 
 def _leave() -> None:
-    """In the new process: its signals are its own."""
+    """Leave the new process's signals to it."""
     _as_before()
     _release()
 
@@ -123,7 +127,7 @@ class StopSignal:
 
     @property
     def name(self) -> str:
-        """Of the signal."""
+        """Name of the signal."""
         return signal.Signals(self.number or signal.SIGTERM).name
 
     @property
@@ -133,7 +137,7 @@ class StopSignal:
 
     @contextmanager
     def watched(self) -> Iterator[None]:
-        """Inside, signals come here; afterwards they do what they did before.
+        """Receive signals here until the block ends; afterwards they do what they did before.
 
         Python gives signals to the main thread alone: a run in another thread never sees them.
         """
@@ -152,7 +156,7 @@ class StopSignal:
 
     @contextmanager
     def _ended_by_force(self) -> Iterator[None]:
-        """Inside, a second thread ends the process where the main thread does not answer."""
+        """Let a second thread end the process where the main thread does not answer, until the block ends."""
         reader, writer = os.pipe()
         os.set_blocking(writer, False)
         signal.set_wakeup_fd(writer, warn_on_full_buffer=False)
@@ -168,7 +172,7 @@ class StopSignal:
 
     @contextmanager
     def finishing(self) -> Iterator[None]:
-        """Inside, a first signal is only remembered, for `received` to be asked; it has `patience` from now on."""
+        """Remember a first signal, for `received` to be asked; what the block does has `patience` from then on."""
         self._since, self._answered, self._finishing = time.monotonic(), False, True
         try:
             yield
@@ -176,11 +180,11 @@ class StopSignal:
             self._finishing = False
 
     def answer(self) -> None:
-        """The signal was noticed where the run can stop: there is no haste any more."""
+        """Note that the signal was noticed where the run can stop: there is no haste any more."""
         self._answered = True
 
     def _note(self, number: int, frame: object) -> None:
-        """In the main thread, as soon as it runs Python again."""
+        """Note a signal in the main thread, as soon as it runs Python again."""
         now = time.monotonic()
         if self.number is None:
             self.number, self._when = number, now
@@ -193,7 +197,7 @@ class StopSignal:
             raise ImmediateStop(number)
 
     def _watch(self, reader: int) -> None:
-        """Beside the main thread: end the process when an end does not come about."""
+        """Watch beside the main thread, and end the process when an end does not come about."""
         first, at_once_from, number, second = 0.0, math.inf, 0, False
         while True:
             come, _, _ = select.select([reader], [], [], 0.2 if number else None)
@@ -233,7 +237,7 @@ class StopSignal:
         os._exit(128 + number)
 
     def _write(self, line: str) -> None:
-        """To stderr, past Python's own buffers, whose locks the main thread may hold; a notebook shows only those."""
+        """Write to stderr past Python's buffers, whose locks the main thread may hold; a notebook shows only those."""
         if not self.owns_process:
             with suppress(RuntimeError, OSError, ValueError):  # it was writing there when the signal came
                 print(line, file=sys.stderr, flush=True)

@@ -42,13 +42,13 @@ class Counts:
         self.begin("", {})
 
     def begin(self, title: str, totals: Mapping[str, int]) -> None:
-        """See `diffrl.pulse.Listener`."""
+        """Begin another piece of work, counts at 0."""
         self._title, self._totals, self._last = title, totals, ("", "")  # the phase of the last count, and the count
         self._done: dict[str, int] = {}
         self._since = time.monotonic()
 
     def advance(self, what: str, count: int) -> None:
-        """See `diffrl.pulse.Listener`."""
+        """Add to what is done of it."""
         key = self.phase if what == pulse.NETWORK and self.phase in self._totals else what
         self._done[key] = self._done.get(key, 0) + count
         done, total = self._done[key], self._totals.get(key, 0)
@@ -56,7 +56,7 @@ class Counts:
         self._changed()
 
     def line(self) -> str:
-        """Where the work is, such as `iteration 4: rollout, 412/632 network evaluations, 12s`; empty before any."""
+        """Describe progress, as `iteration 4: rollout, 412/632 network evaluations, 12s`; empty before any."""
         if not self._title:
             return ""
         where = f"{self._title}: {self.phase}" if self.phase else self._title
@@ -80,13 +80,13 @@ class Seldom:
         return True
 
     def written(self) -> None:
-        """Another line was written, which does as well."""
+        """Note that another line was written, which does as well."""
         self._last = time.monotonic()
 
 
 @contextmanager
 def watched(console: Console, title: str, kept: Callable[[], str] | None = None) -> Iterator[Counts]:
-    """Around a command that takes long: shows how far it is, and what an interruption leaves.
+    """Show how far a long command is, and what an interruption leaves.
 
     Lines that stay go to stderr, so that a command's output may be piped.
 

@@ -121,7 +121,7 @@ class Crediting:
         return grad_mask
 
     def values(self, rollout: Rollout, conditioning: Conditioning) -> Tensor | None:
-        """(N,) worth of the nodes by the configured estimator; None where their samples' rewards are all it takes."""
+        """Return the nodes' values (N,) by the configured estimator; None where samples' rewards are all it takes."""
         c, s, forest = self.config.credit, self.session, rollout.forest
         if c.value == "leaves":
             return None
@@ -173,7 +173,7 @@ class Crediting:
         return advantage[first : first + len(groups)]
 
     def _reward_metrics(self, samples: Samples, good: Tensor) -> Metrics:
-        """Means of the rewards that no choice had a part in: of the candidates where a pool was drawn, else of `good`.
+        """Average the rewards that no choice had a part in: of the candidates of a pool, without one of `good`.
 
         The samples that are chosen of a pool are its extremes; their mean is `reward/selected_mean`, and moves with the
         pool's spread.
@@ -187,7 +187,7 @@ class Crediting:
         return {**metrics, "reward/selected_mean": float(good.mean()) if len(good) else math.nan}
 
     def _means(self, table: RewardTable, good: Tensor, counted: Tensor) -> Metrics:
-        """The mean and the spread of the totals of all ranks, and each reward's mean over the samples that count."""
+        """Return mean and spread of the totals of all ranks, and each reward's mean over the samples that count."""
         values = {**table.raw, **table.parts}
         names = self.session.ranks.shared_names(values)
         unknown = torch.full_like(table.total, torch.nan)

@@ -32,7 +32,7 @@ class EMA:
 
     @contextmanager
     def applied(self) -> Iterator[None]:
-        """Inside, the model holds the averaged weights."""
+        """Let the model hold the averaged weights until the block ends."""
         live = {name: p.detach().clone() for name, p in self.parameters.items()}
         self._write(self.average)
         try:

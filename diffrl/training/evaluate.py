@@ -45,7 +45,7 @@ class Evaluation:
 
 
 def shared_out(samples: int, prompts: int, rank: int, world: int, scopes: Collection[str]) -> list[int]:
-    """A rank's samples: a contiguous part; with scorers of groups, all samples of a contiguous part of the prompts.
+    """Return a rank's samples: a contiguous part; with scorers of groups, that of a contiguous part of the prompts.
 
     Args:
         samples: of the evaluation; sample i takes prompt i modulo their number.

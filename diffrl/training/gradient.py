@@ -219,10 +219,11 @@ def _means(
 
 
 def _idle_passes(ranks: Ranks, passes: Sequence[int]) -> list[int]:
-    """Return how many passes of each loss this rank makes with nothing to train, because others need it to take part.
+    """Return how many idle passes of each loss this rank makes: forward and backward, with a gradient of 0.
 
-    DDP's ranks meet in their last pass only, so one will do for a rank without any. Ranks that share the weights
-    meet in every call.
+    A backward pass reduces gradients over all ranks, so a rank that has nothing to train would leave the others
+    waiting. With DDP ranks meet in their last pass only (`sync_if`): one will do for a rank without any. With sharded
+    weights they meet in every call, so all make as many as the rank with the most.
 
     Args:
         ranks: joins the ranks.

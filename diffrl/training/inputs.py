@@ -156,7 +156,7 @@ def _reward_facts(reward: RewardSettings, spec: ScorerSpec | None) -> dict[str, 
 
 
 def _local_folder(model: ModelSettings) -> Path | None:
-    """Where a pipeline lies on this machine; None of one on the hub that was not fetched."""
+    """Return the folder of a pipeline on this machine; None of one on the hub that was not fetched."""
     folder = pipeline_folder(model.path)
     if folder.is_dir() or str(model.path).count("/") != 1:
         return folder

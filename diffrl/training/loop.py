@@ -98,7 +98,12 @@ class Trainer:
         before = self.trees.velocities(trace, conditioning)
         metrics |= self.updater.update(samples.rollout, examples, predict, conditioning)
         trees = self.trees.record(
-            *(trace, samples, credit, grad_mask, examples, conditioning),
+            trace=trace,
+            samples=samples,
+            credit=credit,
+            grad_mask=grad_mask,
+            examples=examples,
+            conditioning=conditioning,
             before=before,
             skipped=int(metrics["update/skipped"]),
             learning_rate=float(s.optimizer.param_groups[0]["lr"]),  # that of the last update still stands there
@@ -121,7 +126,7 @@ class Trainer:
         return {"compile/graphs": graphs, "compile/missed": len(missed)} if compiled else {}
 
     def next_batch(self) -> PromptBatch:
-        """This rank's prompts of the next iteration."""
+        """Return this rank's prompts of the next iteration."""
         c, ranks = self.config, self.ranks
         world, rank = ranks.world, ranks.rank
         return prompt_batch(
@@ -194,7 +199,7 @@ class Trainer:
         return max(self._peak_before, peak_bytes(self.session.device))
 
     def state(self) -> dict[str, Any]:
-        """Everything besides weights that the next iteration depends on, as plain values."""
+        """Return everything besides weights that the next iteration depends on, as plain values."""
         return {
             "iteration": self.iteration,
             "updates": self.updater.updates,

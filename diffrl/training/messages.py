@@ -17,11 +17,11 @@ class Messages:
         self._sinks, self._main = sinks, main
 
     def report(self, message: str) -> None:
-        """Something that all ranks know: it is reported once, by the main rank."""
+        """Report what all ranks know, once, by the main rank."""
         if self._main:
             self.report_own(message)
 
     def report_own(self, message: str) -> None:
-        """Something that this rank alone may know."""
+        """Report what this rank alone may know."""
         for sink in self._sinks:
             sink(message)

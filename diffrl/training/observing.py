@@ -21,7 +21,7 @@ class UpdateObserver:
         return nullcontext()
 
     def left_out(self, policy: Sequence[int], reference: int = 0) -> None:
-        """Hear of evaluations that were planned and are not made; below 0 of those that were made beside the plan.
+        """Receive how many planned evaluations are not made; below 0, how many were made beside the plan.
 
         Args:
             policy: of each loss, guidance left out.

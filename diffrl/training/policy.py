@@ -116,7 +116,7 @@ class Policy:
 
     @contextmanager
     def reference(self) -> Iterator[None]:
-        """Inside, the adapter's transformer is the model before alignment."""
+        """Let the adapter's transformer be the model before alignment until the block ends."""
         if self._reference is None:
             compiled = compiled_blocks(self.inner)
             with lora_disabled(self.inner), nullcontext() if compiled is None else compiled.of_reference():

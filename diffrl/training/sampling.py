@@ -82,7 +82,7 @@ class Sampling:
         return full_sampler(self.config.rollout, self.session.sigmas, self.session.transition)
 
     def draw(self, batch: PromptBatch, conditioning: Conditioning, tracer: Tracer | None = None) -> Samples:
-        """This iteration's samples, and their rewards.
+        """Generate this iteration's samples and score them.
 
         Args:
             batch: the prompts.
@@ -152,7 +152,7 @@ class Sampling:
         settings: ExploreSettings,
         each: Sink = ignore,
     ) -> Exploration:
-        """The pool in the exploring precision, on the coarse grid, and its proxy rewards; `each` gets its pictures."""
+        """Explore in low precision on the coarse grid, with proxy rewards; `each` receives the pool's images."""
         s, sampler, scorers = self.session, self.sampler(), self.session.scorers_at(batch.iteration)
         copy = None if self.watch.fallen_back else s.copy
         if settings.steps is not None and not self.watch.fallen_back:
@@ -160,7 +160,7 @@ class Sampling:
             sampler = replace(sampler, levels=coarse_levels(full, list(pool.branching), settings.steps))
         if copy is not None:
             with self.clock("push"):
-                copy.push(s.policy.inner)
+                copy.sync_weights(s.policy.inner)
         s.meter.decodes += len(pool)
         s.meter.reward_calls += len(pool) * len(scorers)
         with s.meter.purpose("explore"):
@@ -189,7 +189,7 @@ class Sampling:
         return Exploration(batch, pool, proxy)
 
     def fidelity(self, samples: Samples) -> dict[str, float | int]:
-        """How the cheap ranking compares with the true one, on what was drawn again; and what is done about it."""
+        """Compare the cheap ranking with the true one on what was regenerated, and act on it as configured."""
         settings = self.config.rollout.explore
         if settings is None or samples.exploration is None or samples.chosen is None:
             return {}

@@ -154,7 +154,7 @@ def open_transition(config: Config, sigmas: Tensor) -> Transition | None:
 
 
 def open_rounded(config: Config, sigmas: Tensor) -> Transition | None:
-    """As `open_transition`, where the noise of every stochastic step outlives the rounding of its latents.
+    """Return what `open_transition` does if the noise of each of its steps outlives the rounding of latents, or None.
 
     Raises:
         ConfigError: one does not.

@@ -60,7 +60,7 @@ class Updater:
         return {"ema": self.ema, "old": self.old}
 
     def old_policy(self) -> AbstractContextManager[None]:
-        """Inside, the weights are those of the policy that draws samples."""
+        """Let the network have the weights of the policy that samples until the block ends."""
         return self.old.applied() if self.old else nullcontext()
 
     def velocities(self, conditioning: Conditioning) -> list[Velocity]:
@@ -68,7 +68,7 @@ class Updater:
         return [velocity_of(self.session.adapter, conditioning, loss.guidance) for loss in self.session.losses]
 
     def gate(self, rollout: Rollout, predict: Sequence[Velocity]) -> None:
-        """Before the first update, the ratio of every recorded step must be 1."""
+        """Require a ratio of 1 of every recorded step before the first update."""
         s, tolerance = self.session, self.config.guards.on_policy_tolerance
         with self.clock("update"):
             for loss, velocity in zip(s.losses, predict, strict=True) if self.updates == 0 else ():
@@ -128,7 +128,7 @@ class Updater:
             return self._metrics(gradients, rates, made)
 
     def _shares(self, rollout: Rollout, examples: Sequence[Examples]) -> list[list[Tensor]]:
-        """Of each loss the units of each update."""
+        """Divide the units of each loss among the updates."""
         updates, seed = self.config.train.updates_per_iteration, self.config.run.seed
         return [
             minibatches(part.prompt, rollout.batch, updates, seed, loss.objective.groups(part))
@@ -136,7 +136,7 @@ class Updater:
         ]
 
     def _count_inactive(self, examples: Sequence[Examples]) -> None:
-        """Evaluations that inactive units would have cost, of whichever network the objective asks."""
+        """Count evaluations that inactive units would have cost, of whichever network the objective evaluates."""
         policy, reference = [], 0
         for loss, part in zip(self.session.losses, examples, strict=True):
             o, inactive = loss.objective, int((~part.active).sum())
@@ -202,7 +202,7 @@ class Updater:
         return True
 
     def learning_rate(self) -> float:
-        """Of the next update."""
+        """Return the rate of the next update."""
         t = self.config.train
         total = self.config.run.iterations * t.updates_per_iteration
         factor = learning_rate_factor(self.updates, total, t.schedule, t.warmup_updates, t.final_learning_rate)

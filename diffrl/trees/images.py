@@ -10,7 +10,7 @@ from torch import Tensor
 
 from diffrl.models.adapter import ModelAdapter
 from diffrl.models.images import BrokenPictureError
-from diffrl.models.pipeline import held
+from diffrl.models.pipeline import keep_on_device
 from diffrl.trees.document import Sketch
 from diffrl.trees.illustrations import illustration, most, pace
 from diffrl.trees.record import EFFECT_IMAGES, TreeRecord, effect_image, node_image, proxy_image
@@ -57,7 +57,7 @@ def with_images(
     files = {node_image(i): illustration(images[row]) for i, row in enumerate(sketch.sample) if row >= 0}
     inner, splits = _affordable(sketch, effects, most(asked, images[0]))
     rows = torch.searchsorted(trace.nodes, torch.tensor([sketch.node[i] for i in inner], dtype=torch.int64))
-    with held(adapter, "vae"):  # it travels once for all calls
+    with keep_on_device(adapter, "vae"):  # it travels once for all calls
         decoded = decode_whole(adapter, trace.predicted[rows.to(trace.predicted.device)], decode_batch)
         files |= {node_image(i): image for i, image in zip(inner, decoded, strict=True) if image is not None}
         for row, i in splits.items():

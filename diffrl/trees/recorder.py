@@ -75,7 +75,7 @@ class TreeRecorder:
         trace: Trace | None,
         samples: Samples,
         credit: Credit,
-        kept: Tensor,
+        grad_mask: Tensor,
         examples: Sequence[Examples],
         conditioning: Conditioning,
         *,
@@ -90,7 +90,7 @@ class TreeRecorder:
             trace: what was seen of its first prompts; without it there are no trees.
             samples: what it drew.
             credit: what they deserved.
-            kept: (N,) bool, False where pruning took the edge out of the gradient.
+            grad_mask: (N,) bool, False where pruning took the edge out of the gradient.
             examples: what each loss trained on.
             conditioning: the batch's encoded prompts.
             before: what `velocities` gave before the updates.
@@ -110,7 +110,7 @@ class TreeRecorder:
                     trace=trace,
                     rollout=samples.rollout,
                     credit=credit,
-                    kept=kept,
+                    kept=grad_mask,
                     examples=examples,
                     before=before,
                     after=after,
@@ -122,7 +122,7 @@ class TreeRecorder:
                         config=self.config,
                         samples=samples,
                         credit=credit,
-                        kept=kept,
+                        kept=grad_mask,
                         ratio=ratio,
                         row=row,
                         rule=rule,

@@ -74,7 +74,7 @@ def make_streams_last() -> None:
 
 @contextmanager
 def output_required() -> Iterator[None]:
-    """Around a command that has no other result than what it prints; that its reader has gone is no fault.
+    """Treat it as no fault that the reader of a command's only result has gone.
 
     Raises:
         RewardError: it was to exit with 0, and something printed is lost.

@@ -11,7 +11,7 @@ from pathlib import Path
 
 @contextmanager
 def replacing(path: Path) -> Iterator[Path]:
-    """A place to write a file to, which becomes `path` in one step when the block ends.
+    """Yield a path to write to; its file becomes `path` in one step when the block ends.
 
     Readers see the old file or the new one, never a part, and so does whoever comes after a kill. If the block fails,
     the old file stays. A power cut may lose the new one, unless it was flushed.

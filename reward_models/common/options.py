@@ -20,7 +20,7 @@ def in_panel(panel: str, help_text: str, *names: str, **facts: Any) -> Any:
 
 
 def grouped(command: Callable[..., None]) -> Callable[..., None]:
-    """A command whose arguments may be dataclasses: on the command line their fields are options like any others.
+    """Return a command whose arguments may be dataclasses, their fields options like any others.
 
     Args:
         command: takes keyword arguments; where one is annotated with a dataclass, an instance of it is handed in.

@@ -35,7 +35,7 @@ class GuardedConnection(sqlite3.Connection):
     """A connection whose questions end, and whose values have a largest size, whatever the file holds."""
 
     def __init__(self, *args: Any, **kwargs: Any):
-        """See `sqlite3.connect`, which makes it as its `factory`."""
+        """Open the database with a limit of time; `sqlite3.connect` makes it as its `factory`."""
         super().__init__(*args, **kwargs)
         self._taken = taken = [0]
 
@@ -47,7 +47,7 @@ class GuardedConnection(sqlite3.Connection):
         self.set_progress_handler(tick, STEPS_AT_ONCE)
 
     def execute(self, *args: Any) -> sqlite3.Cursor:
-        """See `sqlite3.Connection.execute`; every question has the whole limit."""
+        """Execute a question; every one has the whole limit."""
         self._taken[0] = 0
         return super().execute(*args)
 

@@ -13,5 +13,5 @@ VIDEO_SUFFIXES = (".mp4", ".webm", ".mov", ".m4v", ".mkv", ".avi")
 
 
 def is_image(value: Any) -> TypeGuard[str]:
-    """Whether a value beside a prompt names an image: text that ends as files of images do. All else is metadata."""
+    """Return whether a value beside a prompt names an image: text that ends as files of images do."""
     return isinstance(value, str) and value.lower().endswith(IMAGE_SUFFIXES)

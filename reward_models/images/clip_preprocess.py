@@ -97,7 +97,7 @@ def center_crop_of(source: str, reward: str) -> CenterCrop:
 
 
 def _side(size: int | Mapping[str, Any]) -> int | None:
-    """The side that a size means: 224, {"shortest_edge": 224} or {"height": 224, "width": 224}; None for others."""
+    """Return the side of a size: 224, {"shortest_edge": 224} or {"height": 224, "width": 224}; None for others."""
     if isinstance(size, int):
         return size
     sides = {value for key, value in size.items() if key in ("shortest_edge", "height", "width") and value}

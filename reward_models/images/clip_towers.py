@@ -101,7 +101,7 @@ class TransformersClip:
         return len(self.tokenizer(prompt, truncation=False, verbose=False)["input_ids"])
 
     def texts(self, prompts: Sequence[str]) -> Tensor:
-        """Embeddings (N, D); prompts longer than the model's context are cut, their last token is the end token."""
+        """Return embeddings (N, D); longer prompts are cut to the context, their last token is the end token."""
         if self.tokenizer is None:
             raise ValueError("This model was loaded without its text tower.")
         tokens = self.tokenizer(
@@ -128,7 +128,7 @@ def load_clip(
 
 
 def _check_tokenizer(tokenizer: Any, config: Any, processor: str, source: str) -> None:
-    """A text is read off at its end token: with a foreign one, every prompt would have the same embedding."""
+    """Require the model's end token, where a text is read: with a foreign one all prompts would be equal."""
     # Early configurations say 2, whatever their tokenizer; transformers then reads at the largest token number.
     end = len(tokenizer) - 1 if config.eos_token_id == 2 else config.eos_token_id
     if len(tokenizer) > config.vocab_size or tokenizer.eos_token_id != end:
@@ -170,7 +170,7 @@ class OpenClip:
         return len(inner(prompt)["input_ids"]) if inner is not None else len(self.tokenizer.encode(prompt)) + 2
 
     def texts(self, prompts: Sequence[str]) -> Tensor:
-        """Embeddings (N, D); prompts longer than the model's context are cut, their last token is the end token."""
+        """Return embeddings (N, D); longer prompts are cut to the context, their last token is the end token."""
         output: Tensor = self.model.encode_text(self.tokenizer(list(prompts)).to(self.device))
         return output
 

@@ -118,7 +118,7 @@ class DiversityScorer:
         return self
 
     def contrasts(self) -> list[Contrast]:
-        """Images that differ from their mirror image against ones that hardly do (a group is an image and that)."""
+        """Return images that differ from their mirror image, against ones that hardly do; a group is the two."""
         symmetric = drawing("red", "circle")
         return [
             contrast(drawing(color, shape, x=0.25), symmetric, why)

@@ -25,7 +25,7 @@ ROUNDING = {"float32": 1e-4, "bfloat16": 2e-2, "float16": 3e-3}
 
 
 def by_image(sources: Sequence[Tensor], features: Callable[[Tensor], Tensor]) -> Tensor:
-    """Features (B, D) of B images of any size, (3, H, W) uint8; an image that is there several times is taken once."""
+    """Return features (B, D) of B images of any size, (3, H, W) uint8; equal images are computed once."""
     row_of = {id(source): row for row, source in enumerate({id(source): source for source in sources}.values())}
     known = {id(source): source for source in sources}
     each = torch.cat([features(known[key][None]) for key in row_of])

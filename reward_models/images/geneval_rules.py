@@ -117,7 +117,7 @@ def kept(detections: Sequence[Detection], threshold: float, max_objects: int) ->
 
 
 def relations(first: Detection, second: Detection, slack: float) -> set[str]:
-    """Where the first object lies, seen from the second; none, one or two of `RELATIONS`.
+    """Return where the first object lies, seen from the second; none, one or two of `RELATIONS`.
 
     The offset of the centres is shortened along each axis by slack * (sum of both sizes along it), and divided by the
     length of the full offset; a coordinate beyond 0.5 is a relation (y points down).

@@ -45,7 +45,7 @@ class Detector:
         self.classes = {class_name(label) for label in self.labels.values()}
 
     def __call__(self, pictures: Tensor, threshold: float) -> list[list[Detection]]:
-        """Objects with a confidence above `threshold` in images (B, 3, H, W) uint8."""
+        """Return the colour, of `COLORS`, of each object of class `name` in an image (3, H, W) uint8."""
         inputs = self.processor(images=list(pictures.cpu()), size=self.size, return_tensors="pt")["pixel_values"]
         device = self.model.device
         with inference(device):
@@ -116,7 +116,7 @@ class ColorClassifier:
         self._known: dict[str, Tensor] = {}
 
     def __call__(self, image: Tensor, objects: Sequence[Detection], name: str) -> list[str]:
-        """The colour, of `COLORS`, of each object of class `name` in an image (3, H, W) uint8."""
+        """Return the colour, of `COLORS`, of each object of class `name` in an image (3, H, W) uint8."""
         with inference(self.towers.device):
             if name not in self._known:
                 self._known[name] = self._embeddings(name)
@@ -125,7 +125,7 @@ class ColorClassifier:
         return [COLORS[index] for index in likeness.argmax(-1).tolist()]
 
     def _embeddings(self, name: str) -> Tensor:
-        """Of each colour of `COLORS` on objects of a class, (10, D)."""
+        """Return embeddings (10, D) of each colour of `COLORS` on objects of a class."""
         texts = [text for color in COLORS for text in color_texts(color, name)]
         embeddings = unit(self.towers.texts(texts)).reshape(len(COLORS), len(texts) // len(COLORS), -1)
         return unit(embeddings.mean(1))

@@ -161,7 +161,10 @@ def _loaded(model: str, path: Path, dtype: torch.dtype, positions: Any) -> QwenR
     state = read_state(path, "hpsv3")
     hidden = int(state["rm_head.0.weight"].shape[1]) if "rm_head.0.weight" in state else 3584
     return QwenReward(
-        *(model, state, head_of(hidden), [TOKEN]),
+        folder=model,
+        state=state,
+        head=head_of(hidden),
+        tokens=[TOKEN],
         dtype=dtype,
         positions=positions,
         reward="hpsv3",

@@ -47,7 +47,7 @@ class Question:
 
 
 def fitting_size(height: int, width: int, factor: int, least: int, most: int) -> tuple[int, int]:
-    """The size that Qwen2-VL resizes to: multiples of `factor`, the area in [least, most] and about the same shape.
+    """Return Qwen2-VL's size: multiples of `factor`, the area in [least, most], about the same shape.
 
     As `smart_resize` of qwen-vl-utils. Both sides are rounded to the factor; if the area is then too large they are
     floored after scaling by sqrt(most / area), if too small they are ceiled after sqrt(least / area), so that the
@@ -174,7 +174,7 @@ class QwenReward(nn.Module):
         return int(vision.patch_size) * int(vision.spatial_merge_size)
 
     def question(self, frames: Tensor, text: str, prompt: str, kind: Literal["image", "video"]) -> Question:
-        """The chat `<image> text` as Qwen2-VL's chat template writes it, with the prompt put in for {text_prompt}.
+        """Return the chat `<image> text` by Qwen2-VL's template, with the prompt in place of {text_prompt}.
 
         Args:
             frames: (F, 3, H, W) in [0, 255], of a fitting size.

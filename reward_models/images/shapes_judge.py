@@ -89,7 +89,7 @@ class Verdicts:
     reasons: Sequence[str | None]
 
     def output(self, summary: str, errors: Sequence[str | None]) -> RewardOutput:
-        """As a scorer's answer, with the reasons as notes.
+        """Return a scorer's answer, with the reasons as notes.
 
         Args:
             summary: the part that is the score.
@@ -157,7 +157,7 @@ def judge(scenes: Sequence[SceneSpec], seen: Perception, tolerances: Tolerances)
 
 
 def _cleanness(dirt: Array) -> Array:
-    """From 1 at 0; falls slower than exponentially at last, so that even images of noise differ in float32."""
+    """Fall from 1 at 0, slower than exponentially at last, so that images of noise differ in float32."""
     return np.where(dirt > 3, 3 * math.exp(-3) / np.maximum(dirt, 3), np.exp(-dirt))
 
 
@@ -288,7 +288,7 @@ def _assign(asked: _Asked, fits: _Fits) -> tuple[Bools, NDArray[np.int64]]:
 def _relations(
     asked: _Asked, centre: Mapping[str, Array], color: Array, matched: Bools, tolerances: Tolerances
 ) -> tuple[Array, Bools]:
-    """How clearly the relations hold, (B,), NaN without any; whether each does, (B, R), True where there is none."""
+    """Return how clearly relations hold, (B,), NaN without any; whether each does, (B, R), True without one."""
     asks = np.abs(asked.axis).sum(-1) > 0  # (B, R)
     dx = centre["x"][:, :1] - centre["x"][:, 1:]
     dy = centre["y"][:, :1] - centre["y"][:, 1:]

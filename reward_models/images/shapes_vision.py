@@ -131,7 +131,7 @@ def coverage(shape: str, x: float, y: float, area: float, height: int, width: in
 
 
 def _dot(a: Array, b: Array) -> Array:
-    """Of vectors of three, over the last axis; three products are faster than a sum over so short an axis."""
+    """Multiply vectors of three over the last axis; three products are faster than a sum over so short an axis."""
     product: Array = a[..., 0] * b[..., 0] + a[..., 1] * b[..., 1] + a[..., 2] * b[..., 2]
     return product
 
@@ -333,7 +333,7 @@ def _measure_objects(images: Pictures, offset: Array, which: NDArray[np.int32]) 
 
 
 def _surroundings(which: NDArray[np.int32], image: NDArray[np.int64]) -> tuple[NDArray[np.bool_], NDArray[np.bool_]]:
-    """Where to look for each object, and of that what can be the object's: itself and its soft edge; (N, H, W) each."""
+    """Return where to look for each object, and what of that can be it or its soft edge; (N, H, W) each."""
     side = max(which.shape[1:])
     around = which[image]
     inside = around == np.arange(len(image), dtype=np.int32)[:, None, None]

@@ -214,7 +214,7 @@ class ChatClient:
         raise AnswerError(f"{problem}, {attempts} attempt{'s' if attempts > 1 else ''}")
 
     async def _send(self, method: str, url: str, until: float = math.inf, data: bytes | None = None) -> Answer:
-        """One attempt, which ends within the time-out and by an instant of `time.monotonic`, whatever happens."""
+        """Attempt once, within the time-out and before an instant of `time.monotonic`, whatever happens."""
         until = min(until, time.monotonic() + self.timeout)
         headers = {"Content-Type": "application/json"}
         return await self._client.ask(method, url, (self.timeout, self.timeout), until, data, headers, LARGEST_REPLY)

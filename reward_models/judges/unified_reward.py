@@ -117,16 +117,17 @@ class UnifiedRewardScorer:
         self.frames, self.side = frames, (512 if self.old and side is None else side)
         if self.old:
             self.spec = replace(self.spec, media=("image",), scaling=(0.0, 5.0), version="1 (UnifiedReward 1.5)")
-        self.client = ChatClient(url=url, model=model, **{"max_tokens": 4096, **connection})
+        self.client = ChatClient(url=url, model=model, **({"max_tokens": 4096} | connection))
 
     def to(self, device: str | torch.device) -> UnifiedRewardScorer:
-        """Nothing moves."""
+        """Return itself: nothing moves."""
         return self
 
     def __call__(self, batch: RewardBatch) -> RewardOutput:
         """Ask about every sample; a question that fails is a failure of its sample."""
         self.spec.require(batch)
-        template = IMAGE_1_5 if self.old else IMAGE_2 if batch.kind == "image" else VIDEO_2
+        newer = IMAGE_2 if batch.kind == "image" else VIDEO_2
+        template = IMAGE_1_5 if self.old else newer
         labels = {} if self.old else LABELS[batch.kind]
 
         def read(reply: Reply) -> tuple[float, Mapping[str, float]]:

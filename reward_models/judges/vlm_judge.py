@@ -118,9 +118,8 @@ class VlmJudgeScorer:
         if len(words) != 2 or isinstance(words, str) or words[0].lower() == words[1].lower():
             raise RewardError(f"words of the reward vlm_judge must be two words. Got {words!r}.")
         self.words = (words[0], words[1])
-        self.limits = _limits(
-            range if range is not None else (0.0, 1.0) if answer == "yes_probability" else (0.0, 10.0)
-        )
+        usual = (0.0, 1.0) if answer == "yes_probability" else (0.0, 10.0)
+        self.limits = _limits(usual if range is None else range)
         self.template = template if template is not None else (EDIT_TEMPLATES if source else TEMPLATES)[answer]
         low, high = self.limits
         self.spec = replace(
@@ -133,7 +132,7 @@ class VlmJudgeScorer:
         self.client = ChatClient(url=url, model=model, **connection)
 
     def to(self, device: str | torch.device) -> VlmJudgeScorer:
-        """Nothing moves."""
+        """Return itself: nothing moves."""
         return self
 
     def __call__(self, batch: RewardBatch) -> RewardOutput:

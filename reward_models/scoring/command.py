@@ -109,7 +109,7 @@ def _score(outs: Sequence[Path], rewards: Sequence[Loaded], samples: Found, cach
 
 
 def _progress() -> Progress:
-    """On a terminal, and gone when it is done; nothing at all elsewhere."""
+    """Return a progress bar that vanishes when it is done; nothing without a terminal."""
     console = Console(stderr=True)
     columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
     return Progress(*columns, console=console, transient=True, disable=not console.is_terminal)

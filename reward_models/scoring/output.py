@@ -69,7 +69,7 @@ def _has_index(folder: Path) -> bool:
 
 
 def total_of(row: Row, rewards: Sequence[Loaded]) -> float | None:
-    """The sum of weight * (raw - shift) / scale; NaN where a reward with a weight failed, None if none has a weight."""
+    """Sum weight * (raw - shift) / scale; NaN where a weighted reward failed, None without weights."""
     weighted = [reward for reward in rewards if reward.settings.weight]
     if not weighted:
         return None

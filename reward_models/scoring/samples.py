@@ -42,7 +42,7 @@ class Read:
 
     @property
     def shape(self) -> tuple[int, ...]:
-        """Of its pixels; empty if they are not held."""
+        """Shape of its pixels; empty if they are not held."""
         return () if self.media is None else tuple(self.media.shape)
 
     def fail(self, labels: Sequence[str], why: str) -> None:

@@ -141,7 +141,7 @@ def _before_magic(parts: Sequence[str]) -> list[str]:
 
 
 def _of_folder(root: Path, skipped: Counter[str]) -> list[Item]:
-    """Everything below a folder, sorted, without what is hidden."""
+    """List everything below a folder, sorted, without what is hidden."""
     items: list[Item] = []
     for name, folders, files in os.walk(root):
         skipped[HIDDEN] += sum(entry.startswith(".") for entry in [*files, *folders])

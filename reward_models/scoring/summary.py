@@ -126,7 +126,7 @@ class Summary:
         return named[:count], named[: -count - 1 : -1] if len(ranked) > 1 else []
 
     def as_json(self) -> dict[str, Any]:
-        """Everything, for machines."""
+        """Return everything, for machines."""
         rewards = {}
         for series in self.series:
             best, worst = self.extremes(series)
@@ -162,7 +162,7 @@ class Summary:
                     console.print(line, soft_wrap=True)
 
     def notes(self) -> list[str]:
-        """Where prompts come from; and a line for each reward whose cached scores its server may not give any more."""
+        """Return where prompts come from, and a line for each reward whose server may not give cached scores now."""
         sources = ", ".join(f"{count} from {name}" for name, count in self._prompts_from.items())
         lines = [f"Prompts: {sources}. The first that is there counts: {ORDER}."] if sources else []
         return lines + [

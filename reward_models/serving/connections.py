@@ -34,7 +34,7 @@ def server_config(app: Any, **options: Any) -> uvicorn.Config:
         **options: of `uvicorn.Config`. timeout_keep_alive is the patience with a client in seconds: what it holds up
             for that long, and for as long again at most, ends with its connection.
     """
-    return uvicorn.Config(one_line(app), **{"http": Connection, "ws": "none", "backlog": BACKLOG, **options})
+    return uvicorn.Config(one_line(app), **({"http": Connection, "ws": "none", "backlog": BACKLOG} | options))
 
 
 def most_connections() -> int:

@@ -56,5 +56,5 @@ class Replicas:
         replica.not_before = max(replica.not_before, now + max(pause, retry_after))
 
     def worked(self, url: str) -> None:
-        """A server answers: it takes its turn again."""
+        """Return a server that answered to its turn."""
         self._replicas[url].failures, self._replicas[url].not_before = 0, 0.0

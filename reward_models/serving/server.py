@@ -218,7 +218,7 @@ def _limits(values: Mapping[str, float]) -> Limits:
 
 
 def _listen(host: str, port: int) -> socket.socket:
-    """A listening socket. Its protocol is named, or asyncio would leave Nagle's delay of 40 ms in every answer."""
+    """Return a listening socket; with its protocol unnamed asyncio would leave Nagle's delay of 40 ms."""
     listener = None
     try:
         addresses = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)
@@ -239,7 +239,7 @@ def _listen(host: str, port: int) -> socket.socket:
 
 @contextmanager
 def _signals_end_only_the_server() -> Iterator[None]:
-    """The server raises the signal that ended it once more, which would kill the process after a clean end."""
+    """Absorb the signal that the server raises once more, which would kill the process after a clean end."""
     if threading.current_thread() is not threading.main_thread():
         yield
         return

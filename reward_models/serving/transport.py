@@ -208,7 +208,7 @@ async def side_by_side(work: Callable[[int], Awaitable[T]], count: int, at_once:
 
 @cache
 def _loop() -> asyncio.AbstractEventLoop:
-    """The event loop of all clients. Its thread is a daemon: it holds up neither Ctrl-C nor the end of the program."""
+    """Return the event loop of all clients; its daemon thread holds up neither Ctrl-C nor the program's end."""
     loop = asyncio.new_event_loop()
     threading.Thread(target=loop.run_forever, name="reward clients", daemon=True).start()
     return loop

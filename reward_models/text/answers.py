@@ -47,9 +47,10 @@ def labelled_number(text: str, label: str, highest: float | None = None) -> floa
     if number is None:
         raise AnswerError(f"what stands after {label!r} is no plain number: {shortened(text[places[-1] :])}")
     share = re.compile(SHARE, re.IGNORECASE).match(text, number.end())
-    whole = (100.0 if share[1] else float(share[2])) if share else None
-    if highest is not None and whole is not None and whole != highest:
-        raise AnswerError(f"the answer is {number[0]} out of {whole:g}, and the highest score is {highest:g}")
+    if highest is not None and share is not None:
+        whole = 100.0 if share[1] else float(share[2])
+        if whole != highest:
+            raise AnswerError(f"the answer is {number[0]} out of {whole:g}, and the highest score is {highest:g}")
     return float(number[0])
 
 

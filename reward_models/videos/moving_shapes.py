@@ -235,7 +235,7 @@ _AMPLE = 1.3
 
 
 def _smoothness(track: _Track, tolerances: ClipTolerances) -> tuple[Array, Bools, Bools]:
-    """How evenly each object moves and keeps its size; whether its steps pass, and whether its sizes do; (B,) each."""
+    """Return how evenly each object moves and keeps its size, and whether steps and sizes pass; (B,) each."""
     both = track.both
     mean = np.where(both[..., None], track.step, 0).sum(1) / np.maximum(both.sum(1), 1)[:, None]
     off = np.hypot(*np.moveaxis(track.step - mean[:, None], -1, 0))  # (B, F - 1)
@@ -256,12 +256,13 @@ def _of_frames(right: Bools, reasons: Sequence[str | None]) -> str:
 
 
 def _way(way: Array, asked: str, tolerances: ClipTolerances) -> str:
-    """Where an object goes that does not go where it should: "left, not right"."""
+    """Describe where an object goes that does not go where it should: "left, not right"."""
     x, y = (float(value) for value in way)
     wanted = asked.split()[-1]
     if max(abs(x), abs(y)) < tolerances.still:
         return "strays" if wanted == "still" else f"still, not {wanted}"
-    direction = ("left" if x < 0 else "right") if abs(x) >= abs(y) else ("up" if y < 0 else "down")
+    sideways, upright = "left" if x < 0 else "right", "up" if y < 0 else "down"
+    direction = sideways if abs(x) >= abs(y) else upright
     if direction != wanted:
         return f"{direction}, not {wanted}"
     return "not far enough" if np.abs(way).max() < tolerances.travel else "askew"

@@ -100,7 +100,7 @@ def sampled(count: int, fps: float | None, rate: float, frames: int | None = Non
 
 
 def resized(frames: Tensor, height: int, width: int) -> Tensor:
-    """Bicubic with antialiasing, in float32, rounded to whole grey levels: torchvision's `resize` of uint8 tensors.
+    """Resize as torchvision does uint8: bicubic, antialiased, in float32, rounded to grey levels.
 
     Args:
         frames: (F, 3, H, W) uint8.
@@ -228,7 +228,10 @@ def _loaded(model: str, weights: Path, lora: Mapping[str, Any], dtype: torch.dty
     state = merge_lora(read_state(weights, "video_align"), lora["lora_alpha"], bool(lora.get("use_rslora")))
     hidden = int(state["rm_head.weight"].shape[1]) if "rm_head.weight" in state else 1536
     return QwenReward(
-        *(model, state, nn.Linear(hidden, 1, bias=False), TOKENS),
+        folder=model,
+        state=state,
+        head=nn.Linear(hidden, 1, bias=False),
+        tokens=TOKENS,
         dtype=dtype,
         positions=positions,
         reward="video_align",

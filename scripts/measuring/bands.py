@@ -20,17 +20,17 @@ def strayed(comparison: Comparison, kept: Path) -> list[str]:
     unpack(kept, directory)
     before = collect(directory, comparison.metric, parse_prices(comparison.prices.name))
     shutil.rmtree(directory)
-    told = []
+    messages = []
     for arm in comparison.arms:
         old = next((one for one in before.arms if one.label == arm.label), None)
         if old is None or len(old.runs) < 2 or not arm.runs:
-            told.append(f"{arm.label}: nothing to hold it to")
+            messages.append(f"{arm.label}: nothing to hold it to")
             continue
         low, high = band([before.score(old, run) for run in old.runs], len(arm.runs))
         mean = comparison.mean_score(arm).mean
         if not low <= mean <= high:
-            told.append(f"{arm.label}: {mean:.3f} lies outside {low:.3f} to {high:.3f}")
-    return told
+            messages.append(f"{arm.label}: {mean:.3f} lies outside {low:.3f} to {high:.3f}")
+    return messages
 
 
 def band(values: Sequence[float], seeds: int) -> tuple[float, float]:

@@ -74,10 +74,10 @@ class FakeCuda(FakeMode):
                 self.waits["read"] += 1  # how many rows a mask names
             args = (args[0], [rows_of(index) for index in args[1]], *args[2:])
         if fake or to_cuda:
-            found = func(*args, **kwargs)
+            result = func(*args, **kwargs)
             if func in ALL:
-                found.holds = True
-            return negate(found, args[0]) if func is NOT else found
+                result.holds = True
+            return negate(result, args[0]) if func is NOT else result
         with unset_fake_temporarily():
             return func(*args, **kwargs)
 
@@ -108,7 +108,7 @@ def shallow_model(case: Case) -> Iterator[tuple]:
         yield adapter, {name: value.repeat(2, *[1] * (value.ndim - 1)).to(CUDA) for name, value in one.items()}
 
 
-def drawn(cuda: FakeCuda, case: Case, **options) -> tuple:
+def record_trees(cuda: FakeCuda, case: Case, **options) -> tuple:
     """Return a recorded tree of each of two prompts, four steps of which the first and the third split.
 
     Args:
@@ -125,7 +125,11 @@ def drawn(cuda: FakeCuda, case: Case, **options) -> tuple:
         sigmas = adapter.sigmas(4)
         transition = make_transition("flow_sde", sigmas, noise_level=0.7)
         rollout = regenerate(
-            *(adapter, conditioning, batch, forest, root_addresses(forest, batch, 0)),
+            adapter,
+            conditioning,
+            batch,
+            forest,
+            root_addresses(forest, batch, 0),
             Sampler(sigmas, None, transition, 4.0, "ab2", case.guidance_scale, micro_batch=3),
             record=[0, 2],
             decode_batch=2,
@@ -153,8 +157,8 @@ def explored_and_evaluated(case: Case) -> tuple[torch.Tensor, torch.Tensor]:
 
 
 def waits_of_steps(family: str) -> Mapping[str, Mapping[str, int]]:
-    """What a deterministic and a stochastic step of a recorded rollout make the host wait for, as `FakeCuda` counts."""
+    """Count what recorded steps, deterministic and stochastic, make the host wait for, as `FakeCuda` does."""
     with FakeCuda() as cuda:
-        _, (_, stochastic, deterministic, _) = drawn(cuda, case_of(family))
+        _, (_, stochastic, deterministic, _) = record_trees(cuda, case_of(family))
     steps = {"deterministic step": deterministic, "stochastic step": stochastic}
     return {name: {what: waits.get(what, 0) for what in WAITS} for name, waits in steps.items()}

@@ -24,7 +24,7 @@ DRAWN = {
 def draw_flagship(
     worlds: Mapping[str, Mapping[int, list[Comparison]]], guided: Mapping[str, float], destination: Path
 ) -> None:
-    """Mean score with its 95 % interval over seeds, at every budget that an arm was trained with; PNG.
+    """Plot mean scores with 95 % intervals over seeds, at every budget that an arm was trained with; PNG.
 
     Args:
         worlds: title of a panel -> budget -> comparisons at it; of two that hold an arm, the one with more seeds is

@@ -60,7 +60,7 @@ RATES = {
 
 
 def factorial(world: str) -> dict[str, str]:
-    """The arms of the factorial in a world: 4 merged steps, 8 prompts of 16 samples, second-order where no noise is."""
+    """Return a world's factorial: 4 merged steps, 8 prompts of 16 samples, second-order where no noise is."""
     folder = {"shapes": "configs/tiny-sd3", "words": "configs/tiny-words"}[world]
     common = f"rollout.steps=4 prompts.per_iteration=8 {UNSEEN} track.trees=null"
 
@@ -159,7 +159,7 @@ def longer_or_shorter(
 
 
 def pool(price: float) -> Group:
-    """DiffusionNFT with and without a pool of 48, explored at a price: Sol-RL's idea, on otherwise equal runs."""
+    """Return DiffusionNFT with and without a pool of 48, explored at a price: Sol-RL's idea, else equal runs."""
     plain = factorial("shapes")["chains, nft"]
     explore = "rollout.explore={precision: nvfp4, engine: emulated, candidates: 48, keep: 16, audit: 0, select: %s}"
     arms = {
@@ -175,7 +175,7 @@ def pool(price: float) -> Group:
 
 
 def parts(world: str) -> Group:
-    """Tree tilt with one part taken away, or one of the chain's others put in; a pool at a tenth of the price."""
+    """Return tree tilt with one part removed, or one of the chain's others added; a pool at a tenth of the price."""
     tilt = factorial(world)["tilt"]
     explore = "rollout.explore={precision: nvfp4, engine: emulated, candidates: 48, keep: 16, audit: 0, select: %s}"
     arms = {

@@ -61,20 +61,20 @@ def matmul_rate(size: int = 1024, repeats: int = 5) -> float:
 
 
 def stored_bytes(iteration: Iteration) -> int:
-    """Of the recorded steps of an iteration; what several columns share counts once."""
+    """Count bytes of an iteration's recorded steps; what several columns share counts once."""
     columns = [column for column in vars(iteration.samples.rollout.edges).values() if isinstance(column, torch.Tensor)]
     return sum({column.untyped_storage().data_ptr(): column.untyped_storage().nbytes() for column in columns}.values())
 
 
 def index_bytes(run: Path) -> int:
-    """Of a run's index of samples, what is in its log included."""
+    """Count bytes of a run's index of samples, its log included."""
     with closing(open_to_read(run / "samples.sqlite")) as database:
         pages, size = (database.execute(f"PRAGMA {name}").fetchone()[0] for name in ("page_count", "page_size"))
     return pages * size
 
 
 def measure_run(path: str, overrides: Sequence[str], iterations: int) -> dict[str, dict[str, float]]:
-    """Of a configuration, after one iteration to warm up: rows of numbers, by what they are about.
+    """Measure a configuration after one iteration to warm up: rows of numbers, by what they are about.
 
     Args:
         path: of a configuration.
@@ -161,7 +161,7 @@ def measure_history(path: str, overrides: Sequence[str], iterations: int) -> dic
 
 
 def flops_of(config: Config) -> int | None:
-    """Of one network evaluation; None where that is not known, or in a revision that counted none."""
+    """Count operations of a network evaluation; None where not known, or in a revision that counted none."""
     try:
         from diffrl.cost.activations import activations_of
     except ImportError:
@@ -179,7 +179,7 @@ def flops_by_phase(evaluations: Mapping[str, int], each: int | None) -> dict[str
     """
     if each is None:
         return {}
-    found = {phase: float(each * evaluations[phase]) for phase in DRAWN}
-    found["update"] = float(each * TRAINED * evaluations["update"])
-    found["update"] += each * sum(evaluations[name] for name in UNGRADED if name not in DRAWN)
-    return found | {"iteration": sum(found.values())}
+    by_phase = {phase: float(each * evaluations[phase]) for phase in DRAWN}
+    by_phase["update"] = float(each * TRAINED * evaluations["update"])
+    by_phase["update"] += each * sum(evaluations[name] for name in UNGRADED if name not in DRAWN)
+    return by_phase | {"iteration": sum(by_phase.values())}

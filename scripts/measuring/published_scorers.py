@@ -12,7 +12,7 @@ from diffrl.cost.live_memory import LiveMemory
 
 
 def clip(text: int, layers: int, vision: int, depth: int, projection: int):
-    """CLIP: width and depth of its text tower, of its image tower, and what both are projected to."""
+    """Build CLIP: width and depth of its text and its image tower, and what both are projected to."""
     from transformers import CLIPConfig, CLIPModel
 
     def tower(width, depth, head):
@@ -24,7 +24,7 @@ def clip(text: int, layers: int, vision: int, depth: int, projection: int):
 
 
 def clip_tower():
-    """The image tower of CLIP ViT-L/14, with its projection."""
+    """Build the image tower of CLIP ViT-L/14, with its projection."""
     from transformers import CLIPVisionConfig, CLIPVisionModelWithProjection
 
     return CLIPVisionModelWithProjection(
@@ -34,14 +34,14 @@ def clip_tower():
 
 
 def open_clip_h():
-    """CLIP ViT-H/14 as open_clip has it."""
+    """Build CLIP ViT-H/14 as open_clip has it."""
     import open_clip
 
     return open_clip.CLIP(**open_clip.get_model_config("ViT-H-14"))
 
 
 def detector():
-    """Mask2Former on Swin-S, 80 classes."""
+    """Build Mask2Former on Swin-S, 80 classes."""
     from transformers import Mask2FormerConfig, Mask2FormerForUniversalSegmentation, SwinConfig
 
     swin = SwinConfig(image_size=384, embed_dim=96, depths=[2, 2, 18, 2], num_heads=[3, 6, 12, 24], window_size=7,
@@ -50,14 +50,14 @@ def detector():
 
 
 def blip():
-    """ImageReward's BLIP."""
+    """Build ImageReward's BLIP."""
     from reward_models.images.image_reward import _Blip
 
     return _Blip({})
 
 
 def qwen(width: int, layers: int, heads: int, groups: int, inner: int, vocabulary: int):
-    """Qwen2-VL without its language head."""
+    """Build Qwen2-VL without its language head."""
     from transformers import Qwen2VLConfig, Qwen2VLModel
 
     text = {"hidden_size": width, "num_hidden_layers": layers, "num_attention_heads": heads, "vocab_size": vocabulary,

@@ -35,7 +35,7 @@ def scores(comparison: Comparison) -> str:
 
 
 def _seconds(arm: Arm) -> float:
-    """Of a run's training, the median: what else the machine did meanwhile makes some runs slow, and none fast."""
+    """Return a run's median seconds of training: other work makes some runs slow, and none fast."""
     return statistics.median(run.curve[-1].seconds for run in arm.runs)
 
 

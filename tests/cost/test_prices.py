@@ -51,6 +51,6 @@ def test_every_price_has_a_source_and_is_told():
     for table in TABLES.values():
         assert set(table.sources) == {"trained", *(table.explore or {})}, table.name
         assert all(
-            f"{price:g} ({table.sources[name]})" in table.told() for name, price in (table.explore or {}).items()
+            f"{price:g} ({table.sources[name]})" in table.describe() for name, price in (table.explore or {}).items()
         )
-    assert "nvfp4 0.3 (given)" in parse_prices("b200-nvfp4,nvfp4=0.3").told()
+    assert "nvfp4 0.3 (given)" in parse_prices("b200-nvfp4,nvfp4=0.3").describe()

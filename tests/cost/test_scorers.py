@@ -20,7 +20,7 @@ def test_weights_are_added_up_by_device_and_precision():
         [{"name": "clip_score", "device": "cuda:1", "options": {"dtype": "float16"}}, {"name": "sharpness"}],
     )
     there = {"cpu": 4 * HPS + 32 * 16 * MIB, "cuda:1": 2 * CLIP + 32 * 17 * MIB // 2}
-    assert (found.beside, found.elsewhere, found.notes) == (2 * PICK, there, ())
+    assert (found.beside, found.other_devices, found.notes) == (2 * PICK, there, ())
 
 
 def test_calls_take_turns_on_a_device_and_go_by_batch_and_precision():
@@ -41,7 +41,7 @@ def test_twins_hold_their_weights_once_where_precision_and_device_are_the_same()
         [{"name": "geneval"}, {"name": "geneval_strict", "dtype": "bfloat16"}],
         [{"name": "clip_score", "device": "cpu"}],
     )
-    assert (apart.beside, apart.elsewhere) == ((4 + 2) * (CLIP + DETECTOR), {"cpu": 4 * CLIP + 32 * 17 * MIB})
+    assert (apart.beside, apart.other_devices) == ((4 + 2) * (CLIP + DETECTOR), {"cpu": 4 * CLIP + 32 * 17 * MIB})
 
 
 def test_another_file_of_the_same_repository_is_another_copy():

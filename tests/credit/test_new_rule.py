@@ -20,7 +20,7 @@ def earn(scored, rule):
     from diffrl.credit.assign import compared
     from diffrl.functional.tree_values import step_rewards
 
-    return compared(scored, rule, 2 * step_rewards(scored.worth, scored.forest.parent))
+    return compared(scored, rule, 2 * step_rewards(scored.value, scored.forest.parent))
 
 
 DOUBLED = RewardRule(

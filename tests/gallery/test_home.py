@@ -247,7 +247,7 @@ def test_equal_parts_of_two_rewards_stand_in_one_line(made, client_of):
     held |= {"held_out/a/count": (0.5, 0.6), "held_out/b/colour": (0.3, 0.4), "held_out/b/count": (0.5, 0.7)}
     rows = [{"iteration": 4 * i, **{name: values[i] for name, values in held.items()}} for i in (0, 1)]
     (made / "metrics.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
-    text = client_of(made).get("/").text.partition("All held-out numbers")[2]
+    text = client_of(made).get("/").text.partition("All held-out numbers")[2].partition("</section>")[0]
     found = re.findall(r'<th scope="row">(.*?)</th><td class="number">(.*?)</td><td class="number">(.*?)</td>', text)
     assert found == [
         ("a", "0.100", "0.200"),

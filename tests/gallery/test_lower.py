@@ -153,7 +153,7 @@ def test_who_chooses_a_reward_is_told_which_way_it_goes(run, client_of, page):
     }
 
 
-def test_the_overview_the_cards_and_the_report_agree(run, tmp_path, client_of, site_of):
+def test_the_overview_the_cards_and_the_report_agree(run, tmp_path, client_of):
     write(tmp_path / "runs" / "other", record=None)
     client = client_of(run, tmp_path / "runs" / "other")
     overview, home = client.get("/run?run=made").text, client.get("/").text
@@ -163,8 +163,7 @@ def test_the_overview_the_cards_and_the_report_agree(run, tmp_path, client_of, s
     cards = {re.search(r"<h2>.*?<a [^>]*>(\w+)<", card)[1]: card for card in home.split('<li class="card source">')[1:]}
     assert re.search(r'blur \(lower is better\)</span>.*?<span class="chip "[^>]*>−0.025<', cards["made"], re.S)
     assert re.search(r'>blur</span>.*?<span class="chip "[^>]*>−0.025<', cards["other"], re.S), "nothing is known of it"
-    source = RunSource("made", run)
-    report = report_document(site_of(run), source)
+    report = report_document(RunSource("made", run))
     assert "Held-out blur (lower is better) fell from 0.400 to 0.375 between iterations 0 and 2." in report
     assert re.search(r'held-out blur \(lower is better\)</span>.*?<span class="chip "[^>]*>−0.025<', report, re.S)
     assert re.search(r'held-out clean</span>.*?<span class="chip "[^>]*>\+0.025<', report, re.S)

@@ -16,10 +16,11 @@ from PIL import Image
 
 from diffrl.gallery.costs import costs_of
 from diffrl.gallery.overview import lead
+from diffrl.gallery.pages.run import PAIRS
 from diffrl.gallery.progress import Progress
 from diffrl.gallery.query import Query
 from diffrl.gallery.report import write_report
-from diffrl.gallery.report_parts import PAIRS, telling_tree
+from diffrl.gallery.report_parts import telling_tree
 from diffrl.gallery.series import Track
 from diffrl.gallery.site import Site
 from diffrl.gallery.sources import find_sources
@@ -68,7 +69,7 @@ class Parsed(HTMLParser):
             if name == "style" and "url(" in value:
                 self.addresses += re.findall(r"url\(['\"]?([^)'\"]*)", value)
             if name == "src" and tag == "img":
-                self.images.append(value)
+                self.images.append(value.partition("#")[0])  # whose fragment asks for sharp pixels
             if name == "aria-labelledby":
                 self._section = value
                 self.sections[value] = ""
@@ -117,17 +118,18 @@ def test_a_finished_run_on_one_page(made):
     assert_alone(parsed)
     head = parsed.words()
     assert "Held-out shapes_strict rose from 0.200 to 0.600 between iterations 0 and 4." in head
-    assert "Finished: 4 of 4 iterations." in head and "+0.400" in head and "+0.200" in head
-    costs = parsed.words("r-costs")
+    assert "finished 4 of 4 iterations" in head and "+0.400" in head and "+0.200" in head
+    costs = parsed.words("costs")
     inside = {name: value for name, value in summary["seconds"].items() if name not in ("evaluation", "trees")}
     for name, seconds in inside.items():
         assert f"{name} {seconds:.1f} {100 * seconds / sum(inside.values()):.1f} %" in costs
     assert "evaluation 2.0 outside" in costs and "trees 0.6 outside" in costs and "rollout 3,200" in costs
-    assert "3,900 counted, 100 skipped (no advantage), 4,000 planned" in costs and "peak memory 1.00 GiB" in costs
-    assert "tau 0.620 0.680 0.650 0.620 0.680" in parsed.words("r-fidelity")
-    assert "assets/tiny-sd3" in parsed.words("r-config") and "3.11.7" in parsed.words("r-environment")
-    assert "None: no guard and no sentinel spoke." in parsed.words("r-alarms")
-    assert "No tree was recorded" in parsed.words("r-tree")
+    facts = parsed.words("facts")
+    assert "3,900 counted, 100 skipped (no advantage), 4,000 planned" in facts and "peak memory 1.00 GiB" in facts
+    assert "tau 0.620 0.680 0.650 0.620 0.680" in parsed.words("fidelity")
+    assert "assets/tiny-sd3" in parsed.words("config") and "3.11.7" in parsed.words("environment")
+    assert "No guard and no sentinel raised an alarm." in head
+    assert "No tree was recorded" in parsed.words("tree")
     assert parsed.tags.count("svg") >= 5 and (made / "report.html").stat().st_size < 500_000
 
 
@@ -140,8 +142,8 @@ def test_pairs_are_the_first_ones_with_their_pictures_and_rewards(made):
         ]
         store.write(add)
     parsed = report_of(made)
-    words = parsed.words("r-pairs")
-    assert f"The first {PAIRS} samples of evaluation 0 and evaluation 4: same prompts, same noise" in words
+    words = parsed.words("pairs")
+    assert f"left evaluation 0, right evaluation 4: same prompts, same noise, the first {PAIRS} of" in words
     assert len(parsed.images) == 2 * PAIRS
     pictures = [Image.open(io.BytesIO(base64.b64decode(uri.partition(",")[2]))) for uri in parsed.images]
     assert all(picture.format == "WEBP" and max(picture.size) <= 256 for picture in pictures)
@@ -183,7 +185,7 @@ def test_hostile_texts_stay_texts(tmp_path):
     parsed = report_of(run)
     assert_alone(parsed)
     everything = " ".join(parsed.sections.values())
-    assert "<script>alert(1)</script>" in parsed.words("r-pairs") and "<script>alert(3)" in parsed.words("r-alarms")
+    assert "<script>alert(1)</script>" in parsed.words("pairs") and "<script>alert(3)" in parsed.words("log")
     assert "{{ 7 * 7 }}" in everything and "a<b>&'\"$x^2$" in parsed.words()
     assert (
         "reward/" not in parsed.tags and "img" in parsed.tags and all(uri.startswith("data:") for uri in parsed.images)
@@ -201,7 +203,7 @@ def test_a_tree_is_shown_with_its_story(made):
     assert (found.iteration, found.group) == (2, 0)  # the first with a spread, not the first of all
     parsed = report_of(made)
     assert_alone(parsed)
-    words = parsed.words("r-tree")
+    words = parsed.words("tree")
     assert "Iteration 2, “a red circle above a blue square”" in words and "Images of this prompt 16" in words
     assert len(parsed.images) > 12
 
@@ -219,13 +221,13 @@ def test_of_the_first_trees_the_one_whose_rewards_differ_most_is_told(made):
 def test_a_broken_tree_is_a_sentence_and_hides_no_other(made):
     folder = write_tree(made, forest(iteration=2, group=0))
     (folder / "tree.json").write_text("{")
-    assert "000002-0/tree.json cannot be read" in report_of(made).words("r-tree")
+    assert "000002-0/tree.json cannot be read" in report_of(made).words("tree")
     write_tree(made, forest(iteration=3, group=0))
     write_tree(made, forest(iteration=2, group=7))
     torn = write_tree(made, forest(iteration=1, group=0))
     (torn / "tree.json").write_text("[]")
     assert (telling_tree(made)[0].iteration, telling_tree(made)[0].group) == (2, 7)
-    words = report_of(made).words("r-tree")
+    words = report_of(made).words("tree")
     assert "Iteration 2, “a red circle above a blue square”" in words
     assert "000001-0/tree.json cannot be read" in words and "The same goes for 1 more." in words
 
@@ -279,10 +281,10 @@ def test_a_run_that_goes_on(tmp_path):
         file.write('{"iteration": 5, "rew')
     parsed = report_of(run)
     assert_alone(parsed)
-    assert "Not finished: 4 of 40 iterations so far." in parsed.words()
-    assert "Added up from the iterations so far." in parsed.words("r-costs")
-    assert "rollout 1.6 53.3 %" in parsed.words("r-costs")  # 4 x 0.4 of 4 x 0.75
-    assert "training iterations only" not in parsed.words("r-costs")  # nothing says that there were others
+    assert "not finished 4 of 40 iterations, last written" in parsed.words()
+    assert "Added up from the iterations so far." in parsed.words("costs")
+    assert "rollout 1.6 53.3 %" in parsed.words("costs")  # 4 x 0.4 of 4 x 0.75
+    assert "training iterations only" not in parsed.words("costs")  # nothing says that there were others
 
 
 def test_the_costs_of_a_run_that_goes_on_add_up(tmp_path):
@@ -295,10 +297,11 @@ def test_the_costs_of_a_run_that_goes_on_add_up(tmp_path):
         for row in metrics_rows(4)
     ]
     (run / "metrics.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
-    words = report_of(run).words("r-costs")
+    parsed = report_of(run)
+    words, facts = parsed.words("costs"), parsed.words("facts")
     assert "Network evaluations by purpose rollout 3,200 evaluation 1,200 update 400 " in words  # 4,800 in all
     assert "Network evaluations by precision, training iterations only float32 3,600" in words
-    assert "network evaluations 4,800 so far" in words and "decodes 512 in training iterations" in words
+    assert "network evaluations 4,800 so far" in facts and "decodes 512 in training iterations" in facts
 
 
 def test_alarms_resumptions_and_the_exploring_copy_are_told(made):
@@ -314,13 +317,13 @@ def test_alarms_resumptions_and_the_exploring_copy_are_told(made):
     rows = [{**row, "sentinel/alarms": int(row["iteration"] == 2)} for row in metrics_rows(4)]
     (made / "metrics.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
     parsed = report_of(made)
-    alarms = parsed.words("r-alarms")
+    alarms = parsed.words("log")
     assert "(guards.collapsed_spread) (2 times)" in alarms and "Resuming soon." in alarms
-    assert "The sentinel saw something at 1 evaluation: iteration 2 (1)." in alarms
-    where = parsed.words("r-environment")
+    assert "The sentinel saw something at 1 evaluation: iteration 2 (1)." in parsed.words()
+    where = parsed.words("environment")
     assert "Resumption 1: on the same machine and versions." in where
     assert "Resumption 2: device cuda (began with cpu), run.iterations 4 (was 2)." in where
-    assert "nvfp4" in parsed.words("r-fidelity") and "62.5%" in parsed.words("r-fidelity")
+    assert "nvfp4" in parsed.words("fidelity") and "62.5%" in parsed.words("fidelity")
 
 
 def test_broken_and_missing_files_are_sentences(made):
@@ -333,44 +336,46 @@ def test_broken_and_missing_files_are_sentences(made):
     (made / "config.yaml").write_text("run: [")
     parsed = report_of(made)
     assert_alone(parsed)
-    assert "line 2 is not a row of metrics" in parsed.words() and "summary.json cannot be read" in parsed.words()
-    assert "cannot be used" in parsed.words("r-pairs") and "There are no metrics to plot." in parsed.words("r-curves")
-    assert "environment.json is not there." in parsed.words("r-environment")
+    assert "1 of the lines of metrics.jsonl is no row" in parsed.words() and "cannot be used" in parsed.words()
+    assert "summary.json cannot be read" in parsed.words() and "environment" not in parsed.sections
+    assert "There are no metrics to plot." in parsed.words("curves")
+    assert "line 2 is not a row of metrics" in parsed.words("curves")
 
 
 def test_a_run_without_evaluations_or_anything_else(tmp_path):
     run = tmp_path / "bare"
     run.mkdir()
     parsed = report_of(run)
-    assert "There is no held-out evaluation yet." in parsed.words() and "Nothing was counted yet" in parsed.words(
-        "r-costs"
-    )
+    assert "written no metrics yet" in parsed.words() and "costs" not in parsed.sections
     write_metrics(run, 3)
     rows = [{k: v for k, v in row.items() if not k.startswith("held_out")} for row in metrics_rows(3)]
     (run / "metrics.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
     add_evaluation(run, 0)
     parsed = report_of(run)
     assert_alone(parsed)
-    assert "bare has only evaluation 0 so far: there is nothing to compare it with" in parsed.words("r-pairs")
-    assert not parsed.images
+    assert "bare has only evaluation 0 so far: there is nothing to compare it with" in parsed.words()
+    assert len(parsed.images) == 6 and "So far" in parsed.words("pairs")
     assert "svg" in parsed.tags
 
 
-def test_the_gallery_shows_it_and_offers_it_as_one_file(made, client_of):
+def test_the_gallery_shows_the_same_file_and_offers_it(made, client_of):
     client = client_of(made)
-    page = client.get("/report", params={"run": "made"})
-    assert page.status_code == 200 and "Held-out shapes_strict rose" in page.text and "<nav" in page.text
-    address = re.search(r'href="(/report\?[^"]*download=1)"', page.text)[1].replace("&amp;", "&")
+    shown = client.get("/report", params={"run": "made"})
+    assert shown.status_code == 200 and "content-disposition" not in shown.headers
+    page = client.get("/run?run=made").text
+    assert 'href="/report?run=made"' in page
+    address = re.search(r'href="(/report\?[^"]*download=1)"', page)[1].replace("&amp;", "&")
     file = client.get(address)
     assert file.headers["content-disposition"] == 'attachment; filename="report-made.html"'
     assert_alone(Parsed(file.text))
+    assert file.text == shown.text
     assert not (made / "report.html").exists()  # it only reads
 
 
-def test_the_exported_site_has_both(made):
+def test_the_exported_site_has_it_beside_the_other_pages(made):
     site = Site(find_sources([made]), StaticLinks(lambda *picture: "media/x.webp"))
-    assert "Download as one file" in site.answer("report", Query({"run": ["made"]})).body
-    (query,) = (query for _, name, query in site.links.pending if name == "report" and query.text("download"))
+    assert "download" not in site.answer("run", Query({"run": ["made"]})).body
+    (query,) = (query for _, name, query in site.links.pending if name == "report")
     assert_alone(Parsed(site.answer("report", query).body))
 
 

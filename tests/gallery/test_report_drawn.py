@@ -23,8 +23,8 @@ from tests.gallery.test_report import report_of
 def test_of_a_finished_run_it_is_made_once_until_a_file_changes(made, client_of, monkeypatch):
     keep_columns(made, "held_out/shapes", "update/loss")
     drawn = []
-    real = report_page.report_values
-    monkeypatch.setattr(report_page, "report_values", lambda run: drawn.append(run) or real(run))
+    real = report_page.report_document
+    monkeypatch.setattr(report_page, "report_document", lambda run: drawn.append(run) or real(run))
     client = client_of(made)
     first = client.get("/report")
     assert client.get("/report").text == first.text and len(drawn) == 1
@@ -41,11 +41,11 @@ def test_of_a_finished_run_it_is_made_once_until_a_file_changes(made, client_of,
 
 def test_reports_of_no_more_than_a_few_runs_stay_in_memory(made, site_of, monkeypatch):
     drawn = []
-    monkeypatch.setattr(report_page, "report_values", lambda run: drawn.append(run.key) or {"key": run.key})
+    monkeypatch.setattr(report_page, "report_document", lambda run: drawn.append(run.key) or run.key)
     site, runs = site_of(made), [RunSource(f"r{n}", made) for n in range(REPORTS + 2)]
-    assert [report_page.values_of(site, run)["key"] for run in runs] == [run.key for run in runs]
+    assert [report_page.document_of(site, run) for run in runs] == [run.key for run in runs]
     for run in (runs[2], runs[-1], runs[1]):
-        assert report_page.values_of(site, run)["key"] == run.key
+        assert report_page.document_of(site, run) == run.key
     assert drawn == [*(run.key for run in runs), runs[1].key]
 
 
@@ -65,7 +65,7 @@ def test_why_a_ratio_stands_still_is_told_where_it_is_known(made, client_of, con
     (made / "metrics.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
     keep_columns(made, *columns)
     (made / "config.yaml").write_text(config)
-    words = report_of(made).words("r-curves")
+    words = report_of(made).words("curves")
     assert "they stayed at one value: Rank agreement 0.5; Ratio 1; Clip fraction 0." in words
     why = "with one update an iteration, measured before it"
     assert ("With one update an iteration, Ratio, Clip fraction are measured before it." in words) is said

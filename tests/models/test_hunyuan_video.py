@@ -122,7 +122,7 @@ def test_a_copy_of_another_dtype_takes_its_timestep(load):
     """The network casts none itself: a copy in bfloat16 stopped at its first layer."""
     adapter = load()
     copied = make_copy(adapter.transformer, "bfloat16", "auto", adapter.family.exclude, "cpu")
-    copied.push(adapter.transformer)
+    copied.sync_weights(adapter.transformer)
     given = noise(adapter, 2), torch.tensor([0.9, 0.3]), adapter.encode_prompts(PROMPTS[:2]), 1.0
     with torch.no_grad():
         whole = adapter.velocity(*given)

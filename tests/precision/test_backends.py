@@ -267,4 +267,4 @@ def outliers(name):
 )
 def test_healthy_layers_with_outliers_are_not_refused(precision, engine, kind):
     source = outliers(kind)
-    make_copy(source, precision, engine, (), "cpu").push(source)
+    make_copy(source, precision, engine, (), "cpu").sync_weights(source)

@@ -66,7 +66,7 @@ def test_new_weights_without_a_new_graph(precision, engine):
     made, source = make_copy(tiny(), precision, engine, (), "cpu", compile="aot_eager"), tiny()
     before = made.module(*inputs(3))
     assert made.module.compiled.graphs == 1 and made.report.compiled
-    made.push(disturbed(source))
+    made.sync_weights(disturbed(source))
     after = made.module(*inputs(3))
     assert made.module.compiled.graphs == 1
     with made.module.eager():
@@ -75,7 +75,7 @@ def test_new_weights_without_a_new_graph(precision, engine):
     assert relative(after, eager) < 0.01 < 0.2 < relative(before, eager)
     with torch.no_grad():
         assert relative(after, source(*inputs(3))) < 0.3
-    made.push(source)
+    made.sync_weights(source)
 
 
 @pytest.mark.long
@@ -86,7 +86,7 @@ def test_any_batch_size_with_three_graphs():
         with made.module.eager():
             assert relative(compiled, made.module(*inputs(batch))) < 1e-5
     assert made.module.compiled.graphs <= 3
-    made.push(tiny())
+    made.sync_weights(tiny())
 
 
 @torch._dynamo.config.patch(recompile_limit=2)
@@ -105,7 +105,7 @@ def test_compiling_again_for_known_shapes_is_refused():
     torch._dynamo.reset()  # as if a guard had failed
     made.module(*inputs(3))
     with pytest.raises(PrecisionError, match="it was compiled 1 times again for shapes"):
-        made.push(tiny())
+        made.sync_weights(tiny())
 
 
 def test_what_cannot_be_captured_is_an_error():
@@ -124,7 +124,7 @@ def test_what_cannot_be_captured_is_an_error():
 def test_with_the_real_compiler(precision, engine):
     made, source = make_copy(tiny(), precision, engine, (), "cpu", compile=True), tiny()
     made.module(*inputs(3))
-    made.push(disturbed(source))
+    made.sync_weights(disturbed(source))
     after = made.module(*inputs(3))
     with made.module.eager():
         assert relative(after, made.module(*inputs(3))) < 0.01

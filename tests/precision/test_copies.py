@@ -63,7 +63,7 @@ def test_a_push_arrives_in_place(adapter, velocity, sd3_copy, precision, engine,
     with pushed.in_place_of(adapter):
         before = velocity(adapter)
     disturb(adapter.transformer, 0.1 if lora else 0.02)
-    pushed.push(adapter.transformer)
+    pushed.sync_weights(adapter.transformer)
     pushed.check(adapter.transformer)
     assert storages(pushed.module) == where
     fresh = sd3_copy(adapter.transformer, precision, engine)
@@ -87,7 +87,7 @@ def test_a_merged_lora_is_the_lora(adapter, velocity):
         assert relative(velocity(adapter), live) < 0.01
     with lora_disabled(adapter.transformer):
         base = velocity(adapter)
-        almost_plain.push(adapter.transformer)
+        almost_plain.sync_weights(adapter.transformer)
         with almost_plain.in_place_of(adapter):
             off = velocity(adapter)
     assert relative(off, base) < 0.01 < 0.1 < relative(base, live)
@@ -101,7 +101,7 @@ def test_making_and_pushing_leave_the_source_alone(adapter, velocity, sd3_copy, 
     calls = []
     adapter.transformer.register_forward_pre_hook(lambda *_: calls.append(1))
     live, where = velocity(adapter), storages(adapter.transformer)
-    sd3_copy(adapter.transformer, precision, engine).push(adapter.transformer)
+    sd3_copy(adapter.transformer, precision, engine).sync_weights(adapter.transformer)
     assert storages(adapter.transformer) == where and len(calls) == 1
     assert torch.equal(velocity(adapter), live)
     assert sum(p.requires_grad for p in adapter.transformer.parameters()) == 2 * 2  # of two blocks
@@ -212,7 +212,7 @@ def test_a_source_with_other_weights_is_refused_before_anything_is_written(adapt
     other.transformer_blocks = other.transformer_blocks[:1]
     disturb(other.requires_grad_(True), 0.1)
     with pytest.raises(ValueError, match=r"must have the copy's weights.*transformer_blocks.1"):
-        made.push(other)
+        made.sync_weights(other)
     assert all(torch.equal(tensor, before[name]) for name, tensor in made.module.named_parameters())
 
 

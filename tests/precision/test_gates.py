@@ -71,7 +71,7 @@ def test_up_to_the_product(precision, engine):
                 make_copy(source, precision, engine, (), "cuda")
             return
         copy = make_copy(source, precision, engine, (), "cuda")
-        copy.push(source)
+        copy.sync_weights(source)
         assert copy.module(torch.randn(32, 64)).shape == (32, 64)
 
 
@@ -81,7 +81,7 @@ def test_transformer_engine(transformer_engine):
         source = network()
         with torch.no_grad():
             source[0].weight.mul_(2)
-        copy.push(source)
+        copy.sync_weights(source)
         x = torch.randn(32, 64)
         error = (copy.module(x).float() - source(x)).norm() / source(x).norm()
         assert 0.01 < error < 0.3

@@ -61,7 +61,7 @@ def test_they_are_quantised_and_refreshed(precision, engine, error):
         for name in convolutions:
             source.get_submodule(name).weight.mul_(4.0)
     before = call(made.module)
-    made.push(source)
+    made.sync_weights(source)
     made.check(source)
     assert relative(call(made.module), call(source)) < error < relative(before, call(source))
 

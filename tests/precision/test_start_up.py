@@ -160,7 +160,7 @@ class TestFailures:
 
         monkeypatch.setattr(Int8Linear, "refresh", careless)
         with pytest.raises(PrecisionError, match="modulation.weight moved to another storage"):
-            made.push(block())
+            made.sync_weights(block())
 
     def test_a_push_that_does_not_arrive_is_found_within_a_round(self, monkeypatch):
         made, source = self.made(), block()
@@ -170,13 +170,13 @@ class TestFailures:
             monkeypatch.setattr(layer, "refresh", lambda weight, bias: None)
         with pytest.raises(PrecisionError, match="point: its weight is .* from a fresh conversion of the pushed one"):
             for _ in range(2):
-                made.push(source)
+                made.sync_weights(source)
 
     def test_weights_that_are_not_finite(self):
         source = block()
         source.modulation.weight[3, 5] = math.nan
         with pytest.raises(PrecisionError, match="modulation: its weight is not finite"):
-            self.made().push(source)
+            self.made().sync_weights(source)
 
 
 class TestSpeed:

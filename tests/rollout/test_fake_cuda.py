@@ -31,7 +31,7 @@ def test_trees_are_drawn_recorded_and_decoded_on_the_device(fake, family):
     """FakeTensorMode refuses every operation on tensors of two devices, as the device would."""
     case = fake.case_of(family)
     with fake.FakeCuda() as cuda:
-        rollout, (*waits, _) = fake.drawn(cuda, case)
+        rollout, (*waits, _) = fake.record_trees(cuda, case)
     edges, latents = rollout.edges, rollout.latents
     columns = (latents, edges.latents, edges.next_latents, edges.node, edges.prompt, edges.old_log_prob)
     assert {column.device for column in columns} == {fake.CUDA}

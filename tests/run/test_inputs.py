@@ -109,7 +109,7 @@ class Loss(Unclipped):
     pass
 
 def rule(scored: Scored):
-    return scored.worth
+    return scored.value
 
 def pick(rewards, keep):
     return rewards.argsort()[:keep]

@@ -137,7 +137,7 @@ def ends(random_sd3, tmp_path, monkeypatch):
 def test_a_finished_run_leaves_its_report(ends):
     run, code, said = ends()
     page = (run / "report.html").read_text(encoding="utf-8")
-    assert code == 0 and "Finished: 3 of 3 iterations." in page and "data:image/webp" in page
+    assert code == 0 and "finished</span> 3 of 3 iterations" in page and "data:image/webp" in page
     assert f"Everything on one page, to share: {run / 'report.html'}" in said
 
 
@@ -148,12 +148,12 @@ def test_a_run_that_a_guard_stopped_leaves_its_report(ends):
     run, code, _ = ends(stop)
     page = (run / "report.html").read_text(encoding="utf-8")
     assert code == "The loss is nan. (guards.nonfinite_loss)"
-    assert "Stopped by a guard after 1 of 3 iterations." in page and code in page
+    assert "stopped by a guard</span> after 1 of 3 iterations" in page and code in page
 
 
 def alarms_of(run):
     """The report's section of alarms as text."""
-    section = (run / "report.html").read_text(encoding="utf-8").split('id="r-alarms"')[1].split("</section>")[0]
+    section = (run / "report.html").read_text(encoding="utf-8").split('id="log"')[1].split("</section>")[0]
     return " ".join(re.sub("<[^>]*>", " ", html.unescape(section)).split())
 
 
@@ -168,10 +168,10 @@ def test_the_alarm_of_a_guard_that_names_no_setting_is_seen(ends):
 
     run, code, _ = ends(breaks)
     assert "6 of 6 samples hold NaN or inf after denoising" in code
-    assert "samples hold NaN or inf" in alarms_of(run) and "no guard and no sentinel spoke" not in alarms_of(run)
+    assert "samples hold NaN or inf" in alarms_of(run) and "No guard and no sentinel" not in alarms_of(run)
     course = progress(RunSource("run", run, "run"))
     assert (course.state, course.ended, course.done) == ("stopped", "stopped by a guard", 1)
-    assert "Stopped by a guard after 1 of 3 iterations." in (run / "report.html").read_text(encoding="utf-8")
+    assert "stopped by a guard</span> after 1 of 3 iterations" in (run / "report.html").read_text(encoding="utf-8")
     overview = Site([RunSource("run", run, "run")], ServerLinks("test")).answer("run", Query({})).body
     assert "stopped by a guard after 1 of 3 iterations" in " ".join(re.sub("<[^>]*>", " ", overview).split())
     go_on(run)
@@ -189,7 +189,7 @@ def test_a_run_that_an_error_ended_leaves_its_report(ends, error):
 
     run, code, _ = ends(fails, type(error))
     assert code == str(error) and str(error) in alarms_of(run)
-    assert "Ended by an error after 1 of 3 iterations." in (run / "report.html").read_text(encoding="utf-8")
+    assert "ended by an error</span> after 1 of 3 iterations" in (run / "report.html").read_text(encoding="utf-8")
 
 
 def test_an_error_stays_the_same_where_nothing_can_be_written(ends, tmp_path, monkeypatch):
@@ -225,7 +225,7 @@ def test_an_interrupted_run_leaves_its_report(ends, number):
     run, code, said = ends(lambda trainer: os.kill(os.getpid(), number))
     page = (run / "report.html").read_text(encoding="utf-8")
     assert code == 128 + number and "checkpoint written after iteration 2" in said
-    assert "Not finished: 2 of 3 iterations so far." in page and "checkpoint written after iteration 2" in page
+    assert "not finished</span> 2 of 3 iterations" in page and "checkpoint written after iteration 2" in page
 
 
 @pytest.mark.parametrize("number", daily([None, signal.SIGTERM], [None]))

@@ -151,16 +151,16 @@ def careless(scored):
 
 
 def huge(scored):
-    return torch.full((len(scored.worth),), 1e300, dtype=torch.float64)
+    return torch.full((len(scored.value),), 1e300, dtype=torch.float64)
 
 
 def away(scored):
-    return scored.worth.to("meta")
+    return scored.value.to("meta")
 
 
 def uprooting(scored):
     scored.forest.parent.fill_(-1)
-    return torch.ones(len(scored.worth))
+    return torch.ones(len(scored.value))
 
 
 def hasty(rewards, keep):
@@ -181,7 +181,7 @@ def drifting(x, v, sigma, sigma_next):
 
 def gains(scored):
     """What a step adds to the value of its node, one node at a time; in place, on what must be a copy."""
-    given, parents, level = scored.worth, scored.forest.parent.tolist(), scored.adds_nothing.tolist()
+    given, parents, level = scored.value, scored.forest.parent.tolist(), scored.adds_nothing.tolist()
     worth = given.tolist()
     given.zero_()
     return torch.tensor(
@@ -194,15 +194,15 @@ def gains_of_edges(scored):
 
 
 def counts(scored):
-    return torch.ones(len(scored.worth), dtype=torch.int64)
+    return torch.ones(len(scored.value), dtype=torch.int64)
 
 
 def boundless(scored):
-    return scored.worth / 0.0
+    return scored.value / 0.0
 
 
 def listed(scored):
-    return scored.worth.tolist()
+    return scored.value.tolist()
 
 
 def unsaid(scored):

@@ -112,7 +112,7 @@ def test_every_page_of_a_sample_or_a_tree_shows_what_it_edits(data, tmp_path):
     edited = [from_pil(Image.open(path)) for path in copies]
     assert any(torch.equal(shown, one) for one in edited) and not any(copy in vote for copy in copies.values())
     report = client.get("/report?run=run").text
-    assert report.count('alt="The image to edit"') == report.count('<figure class="card pair">') > 0
+    assert report.count('<figure class="edited">') == report.count('<li class="item"') > 0
     export_site([source], out, options)
     pages = [page for page in out.rglob("*.html") if "The image to edit" in page.read_text()]
     assert any(page.name.startswith("tree") for page in pages) and len(pages) >= 3, pages

@@ -222,7 +222,7 @@ def test_the_copy_follows_the_policy(random_sd3, tmp_path, monkeypatch, lora):
         train={"learning_rate": 1e-2 if lora else 1e-3},
     )
     copy, network = trainer.session.copy, trainer.session.policy.inner
-    push, pushed, outputs, true = copy.push, [], [], []
+    push, pushed, outputs, true = copy.sync_weights, [], [], []
     trainer.iterate()
     before = {key: tensor.data_ptr() for key, tensor in copy.module.state_dict().items() if torch.is_tensor(tensor)}
     inputs = []
@@ -233,7 +233,7 @@ def test_the_copy_follows_the_policy(random_sd3, tmp_path, monkeypatch, lora):
         push(source)
         pushed.append(flat(weights_of(trainer)))
 
-    monkeypatch.setattr(copy, "push", recorded)
+    monkeypatch.setattr(copy, "sync_weights", recorded)
     for _ in range(2):
         trainer.iterate()
     handle.remove()

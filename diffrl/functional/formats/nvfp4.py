@@ -67,7 +67,7 @@ def split_nvfp4(x: Tensor, per_row: bool = False) -> tuple[Tensor, Tensor]:
 
 
 def _signed_grid(x: Tensor, per_row: bool) -> tuple[Tensor, Tensor, Tensor]:
-    """What the codes stand for (..., K / 16, 16), block scales (..., K / 16) and the outer scale () or (..., 1)."""
+    """Return the codes' values (..., K / 16, 16), block scales (..., K / 16) and outer scale () or (..., 1)."""
     blocks = _blocks(x)
     magnitude = blocks.abs()
     s1, s2 = _scales(magnitude, per_row)
@@ -98,7 +98,7 @@ def _scales(magnitude: Tensor, per_row: bool) -> tuple[Tensor, Tensor]:
 
 
 def _round_to_e2m1(magnitude: Tensor) -> Tensor:
-    """Nearest of 0, .5, 1, 1.5, 2, 3, 4 and 6, ties to even; magnitudes are 0 or more. May write to its argument.
+    """Round magnitudes to 0, .5, 1, 1.5, 2, 3, 4 or 6, ties to even. May write to its argument.
 
     The values are multiples of 0.5 below 2, of 1 below 4 and of 2 above: half the power of two below the magnitude.
     """

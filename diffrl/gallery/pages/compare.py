@@ -182,9 +182,8 @@ def _is_run(site: Site, query: Query) -> bool:
     """Return whether the address, or the gallery's only source, is a run; a folder has no pages of its own."""
     if query.all("columns"):
         return False
-    source = (
-        site.source(query.text("run")) if query.text("run") else site.sources[0] if len(site.sources) == 1 else None
-    )
+    only = site.sources[0] if len(site.sources) == 1 else None
+    source = site.source(query.text("run")) if query.text("run") else only
     return isinstance(source, RunSource)
 
 
@@ -224,7 +223,7 @@ def of_folders(columns: Sequence[Column]) -> list[str]:
 
 
 def groups(sources: Sequence[Source], columns: Sequence[Column]) -> list[tuple[str, list[tuple[str, str]]]]:
-    """What a column can be, in groups with a title: key and words of a source's states, those of training apart."""
+    """Return columns to choose in titled groups: key and words of a source's states, those of training apart."""
     titled = []
     for source in sources:
         kept = [column.state for column in columns if column.source is source]

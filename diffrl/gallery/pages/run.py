@@ -2,18 +2,30 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from datetime import datetime
 from typing import Any
 
+from diffrl.gallery.costs import costs_of
 from diffrl.gallery.errors import GalleryError
-from diffrl.gallery.numbers import finite
-from diffrl.gallery.overview import Pairs, before_and_after, flat, intervals, lead, led_out, missing, mixed, read_json
+from diffrl.gallery.overview import (
+    Pairs,
+    before_and_after,
+    flat,
+    intervals,
+    lead,
+    led_out,
+    missing,
+    mixed,
+    read_json,
+    resumptions,
+)
 from diffrl.gallery.progress import Change, Progress, log_messages, progress, setting
 from diffrl.gallery.query import Query
 from diffrl.gallery.records import Answer
 from diffrl.gallery.rows import folded
 from diffrl.gallery.runs import RunSource
+from diffrl.gallery.series import Track, track_of
 from diffrl.gallery.site import Site
 from diffrl.trees.record import tree_name
 
@@ -30,7 +42,14 @@ def run(site: Site, query: Query) -> Answer:
 
 
 def overview(site: Site, source: RunSource) -> Answer:
-    """Return the overview of a run; what of it cannot be read is said in its place."""
+    """Return the overview of a run."""
+    values, trees = run_values(site, source), first_trees(site.trees(source))
+    small = sparks(values["course"]) if values["course"] else []
+    return Answer(site.render("run.html", **values, trees=trees, sparks=small, size=(WIDE, HIGH), report=None))
+
+
+def run_values(site: Site, source: RunSource) -> dict[str, Any]:
+    """Return what the page of a run and its report both show; what cannot be read is a sentence among `notes`."""
     notes: list[str] = []
     try:
         course: Progress | None = progress(source)
@@ -38,10 +57,11 @@ def overview(site: Site, source: RunSource) -> Answer:
         course = None
         notes.append(str(error))
     pairs = before_and_after(source, PAIRS, WORST)
-    alarms, lines = log_messages(source)
+    alarms, log = log_messages(source)
     known = intervals(source, pairs, course)
     summary, environment = (read_json(source, name, notes) for name in ("summary.json", "environment.json"))
-    values: dict[str, Any] = {
+    track = track_of(source)
+    return {
         "run": source,
         "notes": [*notes, *led_out(source), *mixed(source), *missing(course, pairs), *pairs.notes],
         "course": course,
@@ -50,24 +70,16 @@ def overview(site: Site, source: RunSource) -> Answer:
         "means": means(source, pairs),
         "intervals": known,
         "lead": lead(course.headline, course, known) if course and course.evaluations else "",
-        "sparks": sparks(course) if course else [],
-        "size": (WIDE, HIGH),
-        "columns": pairs.columns,
-        "views": pairs.views,
-        "reward": pairs.reward,
-        "worst": pairs.worst,
-        "worse": pairs.worse,
-        "likeness": pairs.likeness,
-        "unselected": pairs.unselected,
-        "trees": first_trees(site.trees(source)),
+        "pairs": pairs,
         "alarms": alarms,
-        "said": lines,
-        "facts": facts(summary),
+        "log": log,
+        "sentinel": sentinel(track),
+        "costs": costs_of(summary, track),
         "where": None if site.links.exported else source.path.resolve(),
         "config": source.read_text("config.yaml"),
-        "environment": flat(environment),
+        "environment": flat({name: value for name, value in environment.items() if name != "resumed"}),
+        "resumed": resumptions(environment),
     }
-    return Answer(site.render("run.html", **values))
 
 
 def numbers(changes: Sequence[Change]) -> list[tuple[str, Change]]:
@@ -118,24 +130,10 @@ def polyline(points: Sequence[tuple[int, float]]) -> str:
     )
 
 
-def facts(summary: Mapping[str, Any]) -> list[tuple[str, str]]:
-    """Return what the end of the run told of its cost; numbers that are not there, or are none, are left out."""
-    seconds, cost = summary.get("seconds"), summary.get("cost")
-    spent = {name: finite(value) for name, value in seconds.items()} if isinstance(seconds, dict) else {}
-    known = [value for value in spent.values() if value is not None]
-    lines = []
-    if known and len(known) == len(spent):
-        lines.append(("time", f"{sum(known):,.0f} s, {spent.get('evaluation') or 0:,.0f} s of them evaluation"))
-    if isinstance(cost, dict) and (evaluations := finite(cost.get("evaluations"))) is not None:
-        words = (
-            f"{evaluations:,.0f} network evaluations: those with gradients count three or four times, held-out ones not"
-        )
-        lines.append(("training cost", words))
-    if (memory := finite(summary.get("peak_memory_bytes"))) is not None:
-        lines.append(("peak memory", f"{memory / 2**30:.2f} GiB"))
-    if (updates := finite(summary.get("updates"))) is not None:
-        lines.append(("updates", f"{updates:,.0f}"))
-    return lines
+def sentinel(track: Track) -> list[tuple[int, int]]:
+    """Return iteration and number of alarms of the evaluations at which the sentinel saw something."""
+    seen = zip(track.along("iteration"), track.along("sentinel/alarms"), strict=True)
+    return [(int(iteration), int(alarms)) for iteration, alarms in seen if iteration is not None and alarms]
 
 
 def _when(seconds: float) -> str:

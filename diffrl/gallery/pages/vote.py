@@ -85,7 +85,7 @@ class Ballot:
 
     @property
     def number(self) -> int:
-        """Of the pair to vote on, from 0; the number of pairs after the last."""
+        """Number of the pair to vote on, from 0; the number of pairs after the last."""
         return len(self._votes)
 
     @property

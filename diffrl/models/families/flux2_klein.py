@@ -21,7 +21,7 @@ MODULATION_LAYERS = ("double_stream_modulation_img", "double_stream_modulation_t
 
 
 def comfyui_key(layer: str) -> str | None:
-    """As diffusers calls it; ComfyUI's table for FLUX lacks what only FLUX.2 has outside its blocks."""
+    """Return the key as diffusers has it: ComfyUI's table for FLUX lacks what FLUX.2 has outside its blocks."""
     return None if "modulation" in layer or "time_guidance_embed" in layer else comfyui_as_diffusers(layer)
 
 
@@ -88,7 +88,7 @@ class Flux2KleinAdapter(PackedPictureAdapter):
         return packed
 
     def unpack(self, latents: Tensor) -> Tensor:
-        """(B, h w / 4, 4 C) to (B, C, h, w), in the decoder's units: its normalisation undone channel by channel."""
+        """Turn (B, h w / 4, 4 C) into (B, C, h, w) in the decoder's units: normalisation undone by channel."""
         _, rows, columns = self.latent_shape
         vae = self.pipeline.vae
         patches = latents.transpose(1, 2).unflatten(2, (rows // 2, columns // 2))
@@ -137,7 +137,7 @@ TINY_SETTINGS = {"max_sequence_length": 24, "height": 32, "width": 32}
 
 
 def build_tiny(words: Sequence[str]) -> Any:
-    """A `Flux2KleinPipeline` for 32 x 32 pictures; its text encoder is as deep as the pipeline reads, 28 layers."""
+    """Build a pipeline for 32 x 32 images; its text encoder is as deep as the pipeline reads, 28 layers."""
     from diffusers import (
         AutoencoderKLFlux2,
         FlowMatchEulerDiscreteScheduler,

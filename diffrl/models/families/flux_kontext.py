@@ -68,7 +68,7 @@ class FluxKontextAdapter(PackedEditingAdapter, flux.FluxAdapter):
         return 2 if beside(guidance_scale, self.true_cfg_scale) > 1 else 1
 
     def guide(self, unconditional: Tensor, conditional: Tensor, guidance_scale: float) -> Tensor:
-        """By the scale of the true classifier-free guidance, or a loss's own; the other one is in both predictions."""
+        """Guide by true classifier-free guidance, or a loss's own; the distilled one is in both predictions."""
         return super().guide(unconditional, conditional, beside(guidance_scale, self.true_cfg_scale))
 
     def encode_prompts(self, prompts: Sequence[str]) -> Conditioning:
@@ -85,7 +85,7 @@ class FluxKontextAdapter(PackedEditingAdapter, flux.FluxAdapter):
         return {"height": height, "width": width, "max_area": height * width, "_auto_resize": False}
 
     def _image_ids(self, like: Tensor) -> Tensor:
-        """Places (tokens, 3), of the image that is drawn and then, with a first coordinate of 1, of the source."""
+        """Return positions (tokens, 3) of the generated image and then, first coordinate 1, of the source."""
         import torch
 
         generated = super()._image_ids(like)
@@ -98,7 +98,7 @@ TINY_SETTINGS = flux.TINY_SETTINGS
 
 
 def build_tiny(words: Sequence[str]) -> Any:
-    """A `FluxKontextPipeline` for 32 x 32 pictures: FLUX.1's tiny parts, as the published pipelines share theirs."""
+    """Build a pipeline for 32 x 32 images of FLUX.1's tiny parts, as the published pipelines share theirs."""
     from diffusers import FluxKontextPipeline
 
     parts = flux.build_tiny(words).components

@@ -24,7 +24,7 @@ GLYPH_TOKENS = 256
 
 
 def own_size(scale: int, target: int) -> tuple[int, int]:
-    """Height and width that the stock call takes: those of 16 : 9 with as many pixels as a square of side `target`."""
+    """Return height and width of the stock call: 16 : 9 with as many pixels as a square of side `target`."""
     from diffusers.pipelines.hunyuan_video1_5.image_processor import HunyuanVideo15ImageProcessor
 
     height, width = HunyuanVideo15ImageProcessor(vae_scale_factor=scale).calculate_default_height_width(9, 16, target)
@@ -154,7 +154,7 @@ class HunyuanVideoAdapter(PipelineAdapter):
         return {**super().text_shapes(encoders), "glyph_embeds": glyphs, "glyph_mask": (GLYPH_TOKENS,)}
 
     def encode_prompts(self, prompts: Sequence[str]) -> Conditioning:
-        """Of Qwen2.5-VL embeddings (B, L, D) and masks (B, L), of ByT5 (B, 256, D') and (B, 256); and the empty one's.
+        """Return Qwen2.5-VL's embeddings (B, L, D), masks (B, L), ByT5's (B, 256, D'), (B, 256), and the empty one's.
 
         ByT5 reads what stands in quotation marks; of a prompt without it, its embeddings are 0 and masked.
         """

@@ -73,7 +73,7 @@ class QwenImageAdapter(PackedPictureAdapter):
         pipeline.transformer.set_attn_processor(MaskedAttention())
 
     def encode_prompts(self, prompts: Sequence[str]) -> Conditioning:
-        """Embeddings (B, L, D), zeros after their ends, and masks (B, L); of the prompts and of the negative prompt."""
+        """Return embeddings (B, L, D), zeros after their ends, and masks (B, L), of prompts and the negative prompt."""
         with self.on_device("text_encoder"):
             tensors = self._encode(list(prompts))
             return self.with_empty(tensors, {} if self.empty_prompt_cached else self._encode([NOTHING]))
@@ -107,7 +107,7 @@ class QwenImageAdapter(PackedPictureAdapter):
         return output
 
     def guide(self, unconditional: Tensor, conditional: Tensor, guidance_scale: float) -> Tensor:
-        """Classifier-free guidance, each token scaled back to the length that the prompt's own prediction has."""
+        """Guide without a classifier, each token scaled back to the length of the prompt's own prediction."""
         guided = super().guide(unconditional, conditional, guidance_scale)
         ratio: Tensor = conditional.norm(dim=-1, keepdim=True) / guided.norm(dim=-1, keepdim=True)
         return guided * ratio

@@ -31,7 +31,7 @@ def _text_length(processor: Any, text: str) -> int:
 
 @cache
 def _template() -> tuple[str, int, int]:
-    """The stock pipeline's chat template, how many of its tokens are cut off, and the side of the image it shows."""
+    """Return the stock chat template, how many of its tokens are cut off, and the side of the image it shows."""
     from diffusers import QwenImageEditPlusPipeline
 
     stock = QwenImageEditPlusPipeline(None, None, None, None, None, None)
@@ -74,7 +74,7 @@ class QwenImageEditAdapter(PackedEditingAdapter, qwen_image.QwenImageAdapter):
     family = FAMILY
 
     def encode_words(self, prompts: Sequence[str], sources: Sequence[Tensor]) -> Conditioning:
-        """As `encode_prompts`, of prompts and negative prompts beside their images."""
+        """Encode prompts and negative prompts beside their images."""
         import torch
 
         with self.on_device("text_encoder"):
@@ -91,7 +91,7 @@ class QwenImageEditAdapter(PackedEditingAdapter, qwen_image.QwenImageAdapter):
         return pixels.unsqueeze(2)
 
     def _shown(self, source: Tensor) -> Any:
-        """The image as the text encoder is shown it, by the ratio of sides that is drawn, so that all take as much."""
+        """Return the image for the text encoder, in the ratio of the output, so that all take as many tokens."""
         from reward_models.media import to_pil
 
         stock = importlib.import_module(STOCK)
@@ -113,7 +113,7 @@ class QwenImageEditAdapter(PackedEditingAdapter, qwen_image.QwenImageAdapter):
         return {"height": self.height, "width": self.width}
 
     def stock_preparation(self) -> str:
-        """Has the stock pipeline scale a source to the size that is drawn."""
+        """Return code that has the stock pipeline scale a source to the size of the output."""
         return f"\nimport {STOCK} as stock\nstock.VAE_IMAGE_SIZE = {self.height} * {self.width}"
 
 

@@ -82,7 +82,7 @@ class SD3Adapter(PictureAdapter):
     family = FAMILY
 
     def require_size(self, patch: int) -> None:
-        """Whole patches, and no more of them than the position table has.
+        """Require whole patches, and no more of them than the position table has.
 
         Raises:
             ConfigError: it is another size.

@@ -76,7 +76,7 @@ class WanImageAdapter(wan.WanAdapter):
             )
 
     def encode_edits(self, prompts: Sequence[str], sources: Sequence[Tensor]) -> Conditioning:
-        """As `encode_prompts`, with the encoded first frame (B, C, f, h, w) and, if the network sees it, CLIP's tokens.
+        """Encode prompts with the first frame's latents (B, C, f, h, w) and, if the network sees it, CLIP's tokens.
 
         Both are in the network's dtype, to which the stock pipeline rounds them in each call.
 

@@ -62,7 +62,7 @@ class ZImageAdapter(PictureAdapter):
         return STOCK_SIDE // self.pipeline.vae_scale_factor, 2, self.pipeline.transformer.config.in_channels
 
     def require_size(self, patch: int) -> None:
-        """As in `PictureAdapter`; and the tables of positions must reach to the last token.
+        """Require what any image needs, and tables of positions that reach to the last token.
 
         Raises:
             ConfigError: they do not; the network would stop in the middle of a run.
@@ -82,7 +82,7 @@ class ZImageAdapter(PictureAdapter):
             )
 
     def encode_prompts(self, prompts: Sequence[str]) -> Conditioning:
-        """Embeddings (B, L, D), zeros after their ends, and masks (B, L); of the prompts and of the empty prompt."""
+        """Return embeddings (B, L, D), zeros after their ends, and masks (B, L), of prompts and the empty prompt."""
         with self.on_device("text_encoder") as device:
             embeds, empty = self.pipeline.encode_prompt(
                 list(prompts),
@@ -108,7 +108,7 @@ class ZImageAdapter(PictureAdapter):
         return shifted_sigmas(self.pipeline.scheduler, steps, self.tokens)
 
     def predict(self, latents: Tensor, sigma: Tensor, conditioning: Conditioning, guidance_scale: float) -> Tensor:
-        """Velocity (B, C, h, w). The network takes lists of one picture and one text, and predicts image - noise."""
+        """Return a velocity (B, C, h, w); the network takes lists of one image and one text, predicts image - noise."""
         import torch
 
         lengths = conditioning["mask"].sum(dim=1).tolist()

@@ -49,12 +49,12 @@ class Backend(Protocol):
 
     @property
     def compute_dtype(self) -> torch.dtype:
-        """Of both operands of the matrix product, as a dispatcher sees them."""
+        """Dtype of both operands of the matrix product, as a dispatcher sees them."""
         ...
 
     @property
     def scale_dtype(self) -> torch.dtype | None:
-        """Of the block scales that the product itself takes, where it takes any but float32."""
+        """Dtype of the block scales that the product itself takes, where it takes any but float32."""
         ...
 
     @property
@@ -95,11 +95,11 @@ class Backend(Protocol):
         ...
 
     def inspect(self, layer: nn.Module) -> str | None:
-        """What a converted layer holds that it should not, or None: class and dtype of its weight, its settings."""
+        """Describe what a converted layer should not hold (class and dtype of its weight, settings), or return None."""
         ...
 
     def emulate(self, x: Tensor, weight: Tensor) -> Tensor | None:
-        """What x W^T should be, (M, N) float32, from x (M, K) and weight (N, K) in float32; None for no emulation."""
+        """Return x W^T, (M, N), as it should be, from x (M, K) and weight (N, K), all float32; None if not emulated."""
         ...
 
 
@@ -123,7 +123,7 @@ class Defaults:
         return self
 
     def unfit(self, linear: nn.Linear) -> str | None:
-        """None: any size will do."""
+        """Return None: any size will do."""
         return None
 
 
@@ -156,7 +156,7 @@ def dtype_around(device: torch.device) -> torch.dtype:
 
 
 def odd_sizes(linear: nn.Linear, *multiples: int) -> str | None:
-    """That a layer's K and N are no multiples of these (one for both, or one for each), in words, or None."""
+    """Describe a layer whose K and N are no multiples of these (one for both, or one each), or return None."""
     sizes, each = (linear.in_features, linear.out_features), multiples * (2 // len(multiples))
     if all(size % multiple == 0 for size, multiple in zip(sizes, each, strict=True)):
         return None
@@ -164,7 +164,7 @@ def odd_sizes(linear: nn.Linear, *multiples: int) -> str | None:
 
 
 def wrong_dtype(tensor: Tensor, expected: torch.dtype) -> str | None:
-    """That a weight is held in another dtype than expected, in words, or None."""
+    """Describe a weight that is held in another dtype than expected, or return None."""
     return None if tensor.dtype == expected else f"its weight is {tensor.dtype}, not {expected}"
 
 

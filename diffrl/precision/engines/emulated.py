@@ -96,11 +96,11 @@ class Emulated(Defaults):
 
     @property
     def compute_dtype(self) -> torch.dtype:
-        """That of the rest of the network."""
+        """Dtype of the rest of the network."""
         return self.outside_dtype
 
     def on(self, device: torch.device) -> Emulated:
-        """In the dtype that a network has around low-precision layers there."""
+        """Return it in the dtype that a network has around low-precision layers there."""
         return replace(self, outside_dtype=dtype_around(device))
 
     def convert(self, linear: nn.Linear) -> nn.Module:
@@ -108,7 +108,7 @@ class Emulated(Defaults):
         return EmulatedLinear(linear, self.split_weight, self.split_input, self.outside_dtype)
 
     def inspect(self, layer: nn.Module) -> str | None:
-        """That the rounding is not this backend's."""
+        """Describe rounding that is not this backend's, or return None."""
         layer = cast(EmulatedLinear, layer)
         if layer.split_input is not self.split_input or layer.split_weight is not self.split_weight:
             return "it rounds otherwise than planned"

@@ -50,10 +50,10 @@ class ModeloptLinear(nn.Module):
     def __init__(self, linear: nn.Linear, bits: Bits):
         super().__init__()
         self.in_features, self.out_features = linear.in_features, linear.out_features
-        own = nn.Linear(
+        copied = nn.Linear(
             linear.in_features, linear.out_features, linear.bias is not None, device=linear.weight.device
         ).requires_grad_(False)
-        self.inner: Any = quantise_quietly(nn.Sequential(own), dynamic_config(bits), None)[0]
+        self.inner: Any = quantise_quietly(nn.Sequential(copied), dynamic_config(bits), None)[0]
         self.refresh(linear.weight, linear.bias)
 
     @torch.no_grad()
@@ -114,7 +114,7 @@ class Modelopt(Defaults):
 
 
 def unreal(layer: Any) -> str | None:
-    """That a packed (`mtq.compress`) layer has no real product and multiplies in high precision; after one forward."""
+    """Describe a packed (`mtq.compress`) layer that multiplies in high precision, or None; after one forward."""
     if not layer.weight_quantizer._dequantize or getattr(layer, "_real_quant_gemm_impl", None) is not None:
         return None
     return "modelopt found no real product for its packed weight and dequantises it"

@@ -89,7 +89,7 @@ class Te(Defaults):
         return TeLinear(linear)
 
     def inspect(self, layer: nn.Module) -> str | None:
-        """Another recipe, or, once it has run, a cached weight of another class: its product hides from PyTorch."""
+        """Describe another recipe or, after a run, a cached weight of another class: PyTorch sees no product."""
         if not recipe().nvfp4():
             return "its recipe is not NVFP4"
         cached = getattr(cast(TeLinear, layer).inner, "_fp8_workspaces", {}).values()

@@ -169,7 +169,7 @@ class TorchaoLinear(FrozenLinear):
 
 
 def rounded(x: Tensor, quantise: Callable[[Tensor], Tensor]) -> Tensor:
-    """What torchao makes of (..., K): float32. In bfloat16 its int8 and fp8 scales are rounded, so its codes differ.
+    """Return torchao's (..., K) in float32. In bfloat16 its int8 and fp8 scales are rounded, so its codes differ.
 
     Against exact scales a code in a few differs by a step: fp8 products by 1.5 %, nearly half of their rounding.
     """
@@ -186,7 +186,7 @@ def int8_config() -> Any:
 
 
 def int8_weight(weight: Tensor) -> Tensor:
-    """As `quantize_` with `int8_config` does."""
+    """Quantise as `quantize_` with `int8_config` does."""
     from torchao.quantization import Int8Tensor
     from torchao.quantization.quantize_.workflows.int8.int8_tensor import QuantizeTensorToInt8Kwargs
 
@@ -199,7 +199,7 @@ def int8_weight(weight: Tensor) -> Tensor:
 
 
 def fp8_config(per: Scaling) -> Any:
-    """E4M3 with scales per row or per tensor, by `aten._scaled_mm`: torchao would else choose mslk where installed."""
+    """Return E4M3 with scales per row or tensor, by `aten._scaled_mm`: torchao would choose mslk where installed."""
     from torchao.quantization import Float8DynamicActivationFloat8WeightConfig, PerRow, PerTensor
     from torchao.quantization.quantize_.common.kernel_preference import KernelPreference
 
@@ -212,12 +212,12 @@ def fp8_config(per: Scaling) -> Any:
 
 
 def fp8_weight(weight: Tensor, per: Scaling) -> Tensor:
-    """As `quantize_` with `fp8_config` does, zero rows aside."""
+    """Quantise as `quantize_` with `fp8_config` does, zero rows aside."""
     from torchao.quantization import Float8Tensor
     from torchao.quantization.quantize_.workflows.float8.float8_tensor import QuantizeTensorToFloat8Kwargs
 
     config = fp8_config(per)
-    activation, own = config.granularity
+    activation, weight_granularity = config.granularity
     inputs = QuantizeTensorToFloat8Kwargs(
         config.activation_dtype,
         activation,
@@ -228,7 +228,7 @@ def fp8_weight(weight: Tensor, per: Scaling) -> Tensor:
     made: Tensor = Float8Tensor.from_hp(
         weight,
         float8_dtype=config.weight_dtype,
-        granularity=own,
+        granularity=weight_granularity,
         mm_config=config.mm_config,
         hp_value_lb=LEAST_AMAX,
         kernel_preference=config.kernel_preference,
@@ -245,7 +245,7 @@ def mxfp8_config() -> Any:
 
 
 def mxfp8_weight(weight: Tensor) -> Tensor:
-    """As `quantize_` with `mxfp8_config` does."""
+    """Quantise as `quantize_` with `mxfp8_config` does."""
     from torchao.prototype.mx_formats.mx_tensor import MXTensor, QuantizeTensorToMXKwargs
 
     config = mxfp8_config()
@@ -268,7 +268,7 @@ def nvfp4_config(triton: bool) -> Any:
 
 
 def nvfp4_weight(weight: Tensor, triton: bool) -> Tensor:
-    """As `quantize_` with `nvfp4_config` does, a weight of zeros aside."""
+    """Quantise as `quantize_` with `nvfp4_config` does, a weight of zeros aside."""
     from torchao.prototype.mx_formats.nvfp4_tensor import (
         NVFP4Tensor,
         QuantizeTensorToNVFP4Kwargs,

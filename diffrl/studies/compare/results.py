@@ -77,7 +77,7 @@ class Arm:
 
     @property
     def guidance_scale(self) -> float:
-        """Return that of its held-out evaluations."""
+        """Guidance of its held-out evaluations."""
         return self.plan.config.eval.guidance_scale
 
     @property

@@ -193,7 +193,7 @@ def captions(comparison: Comparison) -> list[str]:
         "score is where the mean of the seeds' monotone curves (isotonic regression) is at it, with the costs at which "
         "its 95 % interval holds it; a score that some seed never reached has no cost.",
         "",
-        comparison.prices.told(),
+        comparison.prices.describe(),
         "",
         final_line(comparison),
         "",
@@ -229,7 +229,7 @@ def print_report(console: Console, comparison: Comparison, target: float, direct
         console.print(console_table("Paired differences", pair_rows(pairs), NARROW))
     if guided := guidance_rows(comparison):
         console.print(console_table("On the report split", guided))
-    for line in (comparison.prices.told(), final_line(comparison), power_line(comparison), *comparison.notes):
+    for line in (comparison.prices.describe(), final_line(comparison), power_line(comparison), *comparison.notes):
         console.print(line, highlight=False, markup=False)
     console.print(f"\nThe comparison is in {directory}", highlight=False, markup=False, soft_wrap=True)
     for name, what in _files(bool(pairs)):
