@@ -84,8 +84,8 @@ def weights_of(reward: RewardSettings) -> Mapping[str, int] | None:
     """Return repositories and parameters of a reward's weights; empty if none are here, None if not known."""
     name, options = inner_name(reward), inner_options(reward)
     features = name == "diversity" and options.get("features", "pixels") != "pixels"
-    bare = name not in SCORERS or factory_of(name).spec.weights is None
-    known: Mapping[str, int] = {} if bare else reward_facts()[name]["weights"]
+    facts = reward_facts().get(name)  # of each registered one with weights; asking its class would import torch
+    known: Mapping[str, int] = {} if facts is None else facts["weights"]
     unregistered = name not in SCORERS or name == "video_mean"  # which averages a scorer that is not registered
     places = ("model",) if name == "aesthetic" else PLACES  # whose checkpoint is the small head that is always given
     if name == "preservation" and options.get("features") == "pixels":

@@ -163,7 +163,7 @@ MUTATIONS = [
         },
         "studies/test_compare.py": {"studies.compare.plan:Planned.of_seed": ["A.seed + B -> A.seed"]},
         "studies/test_compare_pairs.py": {
-            "studies.compare.reported:read_reported": ['A == B.get("samples") -> A >= 0'],
+            "studies.compare.reported:read_reported": ['A.n + A.failed -> settings.get("samples")'],
             "studies.compare.pairs:power_line": [
                 "math.inf if A is None else B -> math.inf if A is None else -B",
             ],
