@@ -76,6 +76,7 @@ def plain(config):
     return yaml.safe_load(dump_config(config))
 
 
+@pytest.mark.long
 def test_the_schema_file_is_current():
     spec = importlib.util.spec_from_file_location("make_schema", ROOT / "scripts/make_schema.py")
     script = importlib.util.module_from_spec(spec)

@@ -93,6 +93,7 @@ def test_counting_leaves_torch_as_it_was(random_pipelines):
         assert old == new if isinstance(old, torch.dtype) else torch.equal(old, new) and old.dtype == new.dtype
 
 
+@pytest.mark.long
 def test_a_wide_lora_holds_what_passes_between_its_halves(random_pipelines):
     """Of six layers that both streams of a joint block pass, rank numbers a token."""
     path = random_pipelines("sd3")
@@ -151,6 +152,7 @@ def test_the_files_are_up_to_date(recipe, monkeypatch):
     assert not strayed(load_config(recipes()[recipe]))
 
 
+@pytest.mark.long
 def test_another_size_is_counted_once(monkeypatch, tmp_path):
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
     activations._known.cache_clear()

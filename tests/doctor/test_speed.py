@@ -36,6 +36,7 @@ def test_every_measurement_of_a_tiny_model_gives_numbers():
     assert found["flux: tree against chains"].facts["leaves"] == 16
 
 
+@pytest.mark.long
 def test_nothing_is_started_without_time(monkeypatch):
     monkeypatch.setattr(speed.Bench, "rate", lambda *_: pytest.fail("something was started"))
     budget = Budget(0.0)

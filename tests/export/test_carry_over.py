@@ -43,6 +43,7 @@ def velocity(adapter):
         return adapter.velocity(latents, torch.tensor([0.7]), adapter.encode_prompts(["a red circle"]), 1.0)
 
 
+@pytest.mark.long
 def test_a_lora_moves_the_distilled_sibling_as_in_stock_diffusers(random_pipelines, tmp_path):
     """FLUX.1-schnell has no guidance embedder, unlike dev."""
     lora = exported("flux", random_pipelines("flux"), tmp_path)
@@ -56,6 +57,7 @@ def test_a_lora_moves_the_distilled_sibling_as_in_stock_diffusers(random_pipelin
     assert torch.equal(velocity(plain), after) and (after - before).abs().max() > 1e-3
 
 
+@pytest.mark.long
 def test_generate_and_evaluate_take_it(random_sd3, tmp_path, capsys):
     lora = exported("sd3", random_sd3, tmp_path)
     turbo, found = distilled("sd3", tmp_path / "turbo", num_layers=2), []

@@ -95,6 +95,7 @@ def of(family, folder, directory):
     return settings(folder, directory, model=changes, train={"learning_rate": 1e-2}, run={"iterations": 1})
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("family", daily(ORIGINAL, ("sd3", "z_image")))
 def test_comfyui_adds_what_peft_adds(random_pipelines, tmp_path, family):
     run, _ = start(of(family, random_pipelines(family), tmp_path))
@@ -115,6 +116,7 @@ def test_comfyui_adds_what_peft_adds(random_pipelines, tmp_path, family):
     assert "LoraLoaderModelOnly" in (tmp_path / "out/README.md").read_text()
 
 
+@pytest.mark.long
 def test_both_of_wans_networks_have_the_original_names(wan22, tmp_path):  # noqa: F811
     """diffusers reads files with the original names too, by a converter of its own: it is the oracle here."""
     from diffusers import WanPipeline
@@ -160,6 +162,7 @@ def test_a_layer_that_comfyui_would_leave_out_is_refused():
         comfyui_tensors(lora, 3.0, FAMILIES["flux2_klein"])
 
 
+@pytest.mark.long
 def test_what_comfyui_cannot_have_is_refused_before_anything_is_written(random_pipelines, tmp_path, capsys):
     sana, _ = start(of("sana", random_pipelines("sana"), tmp_path / "sana"))
     full, _ = start(settings(random_pipelines("sd3"), tmp_path / "full", run={"iterations": 1}))

@@ -177,6 +177,7 @@ def test_training_begins_with_what_the_file_changes(random_pipelines, tmp_path, 
     assert_changes(changes(trainer.session.policy.inner), expected)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("family", daily([name for name, facts in ALL.items() if not facts.edits], ("sd3", "wan")))
 def test_what_is_exported_is_read_again(random_pipelines, tmp_path, family):
     """In every layout that is written: diffusers', ComfyUI's, PEFT's."""

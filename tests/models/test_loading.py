@@ -331,6 +331,7 @@ def test_training_a_distilled_checkpoint_is_refused_and_nothing_is_written(rando
     assert not (tmp_path / "runs").exists()
 
 
+@pytest.mark.long
 def test_rewards_of_another_medium(random_pipelines, tmp_path):
     data = settings(random_pipelines("wan"), tmp_path / "runs", model={"family": "wan"}, rewards=[{"name": "shapes"}])
     with pytest.raises(ConfigError, match="must score videos, which model.family wan generates. Got shapes."):

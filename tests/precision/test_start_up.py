@@ -204,6 +204,7 @@ class TestSpeed:
         assert kernel_names(lambda: None, CPU) == ()
 
 
+@pytest.mark.long
 def test_a_check_or_plan_for_a_gpu_says_that_float32_is_slow(run_settings, tmp_path):
     from diffrl.cli import main
 

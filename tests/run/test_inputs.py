@@ -116,6 +116,7 @@ def pick(rewards, keep):
 """
 
 
+@pytest.mark.long
 def test_resuming_refuses_other_code_of_every_part_of_the_users_own(data, tmp_path):
     """An objective, a credit rule and a selection, whose file was changed between two parts of a run."""
     (tmp_path / "own_part.py").write_text(OWN_PARTS)

@@ -56,6 +56,7 @@ def iterations_of(run):
     return load_config(run / "config.yaml").run.iterations
 
 
+@pytest.mark.long
 def test_with_a_constant_rate_it_is_the_run_that_was_longer_from_the_start(random_sd3, tmp_path):
     short, _ = start(of_length(END, random_sd3, tmp_path / "short", schedule="constant"))
     whole, _ = start(of_length(LONG, random_sd3, tmp_path / "whole", schedule="constant"))
@@ -67,6 +68,7 @@ def test_with_a_constant_rate_it_is_the_run_that_was_longer_from_the_start(rando
     assert trained == [sample for sample in samples_of(whole) if sample[0].stage == "train"]
 
 
+@pytest.mark.long
 def test_a_cosine_goes_on_as_the_longer_one_has_it(run, finished, straight):
     said = longer(run)
     assert rates(run) == pytest.approx(rates(finished) + rates(straight)[END:])

@@ -114,6 +114,7 @@ FORMATS = {"sd3": [without_metadata], "flux": [without_metadata, kohya]}
 CASES = [(family, form) for family, forms in FORMATS.items() for form in forms]
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(("family", "form"), daily(CASES, CASES[:3]))
 def test_files_of_other_trainers_are_read_as_diffusers_reads_them(random_pipelines, tmp_path, family, form):
     folder = random_pipelines(family)
@@ -163,6 +164,7 @@ def test_killed_before_its_first_checkpoint_it_begins_with_the_same(random_sd3, 
     assert_same_run(run, straight)
 
 
+@pytest.mark.long
 def test_both_networks_of_wan_22_begin_with_their_own(tmp_path, random_sd3):
     from diffrl.models.tiny import build_pipeline
 

@@ -58,6 +58,7 @@ def run_command(*words):
     return end.value.code or 0
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("family", daily(FAMILIES, ["flux_kontext"]))
 def test_a_run_keeps_and_exports_what_it_edits(data, tmp_path, monkeypatch):
     monkeypatch.setattr(importlib.import_module(QWEN_IMAGE_EDIT), "VAE_IMAGE_SIZE", None)  # which the card may set
@@ -147,6 +148,7 @@ def test_commands_edit_an_image(random_pipelines, tmp_path, capsys):
     assert "--image goes with prompts that are given one by one" in capsys.readouterr().err
 
 
+@pytest.mark.long
 def test_a_run_without_images_does_not_start(data):
     data["prompts"]["eval"], data["eval"]["rewards"] = "shapes:tune", [{"name": "contrast"}]
     with pytest.raises(ConfigError, match="prompts.eval must name an image to edit with every prompt"):

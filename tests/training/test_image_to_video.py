@@ -62,6 +62,7 @@ def test_a_run_shows_its_images_and_its_card_draws_a_video(tmp_path):
     assert scope["video"].shape == (5, 32, 32, 3)  # type: ignore[attr-defined]
 
 
+@pytest.mark.long
 def test_a_run_without_images_does_not_start(random_pipelines, tmp_path):
     data = data_of(random_pipelines("wan_i2v"), tmp_path)
     data["prompts"]["train"], data["rewards"] = "shapes:train", [{"name": "temporal_flicker"}]

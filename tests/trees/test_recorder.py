@@ -77,6 +77,7 @@ def test_a_forest_that_explores_resumes_bit_for_bit(random_sd3, tmp_path, monkey
     assert_same_run(tmp_path / "b/run", straight)
 
 
+@pytest.mark.long
 def test_what_trees_to_look_at_cost_is_planned_and_counted_apart(random_sd3, tmp_path):
     """Every node that a step starts from is asked before and after the update; of the first prompt only."""
     for name, trees in (("with", {"every": 2, "prompts": 1}), ("without", None)):
