@@ -94,7 +94,7 @@ def measure_run(path: str, overrides: Sequence[str], iterations: int) -> dict[st
         journal = Journal(Path(folder), config, session.ranks)
         run = TrainingRun(trainer, journal, Progress(quiet, iterations + 2, quiet=True))
         clock = ProcessClock(session.device)
-        trainer.clock = trainer.sampling.clock = trainer.crediting.clock = clock
+        trainer.clock = trainer.updater.clock = trainer.sampling.clock = trainer.crediting.clock = clock
         assign = trainer.crediting.assign
 
         def credited(*arguments):

@@ -214,6 +214,11 @@ def test_why_a_candidate_was_taken(way, served, runs):
     assert f"{chosen.leaf.total:.3f}" in said
 
 
+def opacity(page, number):
+    """What a node is drawn with; it fades."""
+    return page.locator(f"#node-{number}").evaluate("one => getComputedStyle(one).opacity")
+
+
 def test_which_step_turned_and_what_its_siblings_became(way, served, runs):
     page = way.page
     page.goto(served(*runs))
@@ -228,8 +233,8 @@ def test_which_step_turned_and_what_its_siblings_became(way, served, runs):
     cards = page.locator("#panel .siblings figcaption").all_inner_texts()
     assert [card.partition("; ")[2] for card in cards] == ["2 images, 1.000", "2 images, 0.250"]
     for number in (turned, turned + 3):
-        assert page.locator(f"#node-{number}").evaluate("one => getComputedStyle(one).opacity") == "1"
-    assert page.locator("#node-1").evaluate("one => getComputedStyle(one).opacity") == "0.5"
+        until(lambda number=number: opacity(page, number) == "1")
+    until(lambda: opacity(page, 1) == "0.5")
     assert page.locator("#panel .siblings img").first.bounding_box()["width"] >= 100
     way.press(page.locator("#panel .siblings .open").last)
     page.locator("#lightbox[open]").wait_for()
