@@ -243,6 +243,7 @@ class Samples:
         exploration: the candidates; None without an exploring stage.
         chosen: the choice; None without an exploring stage.
         explored: how the candidates were drawn: precision, engine, steps, how many; None without an exploring stage.
+        drawn: what drew the samples, where it was a copy: precision, engine, and how many iterations old its weights.
     """
 
     rollout: Rollout
@@ -250,6 +251,7 @@ class Samples:
     exploration: Exploration | None = None
     chosen: Chosen | None = None
     explored: Mapping[str, Any] | None = None
+    drawn: Mapping[str, Any] | None = None
 
     @property
     def is_training_sample(self) -> Tensor:

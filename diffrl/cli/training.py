@@ -164,8 +164,8 @@ def plan(
         typer.echo(plan_json(made, {"downloads": [asdict(one) for one in fetched], **more, "prompts": prompt_lines}))
         return
     rows, notes = tuple(hours_rows(made, gpus, share)), tuple(hours_notes(made, resolved, gpus))
-    explore = resolved.rollout.explore
+    copy = resolved.rollout.policy_copy
     device = "cuda" if gpus else resolved.model.device
-    notes += speed_notes(resolved.model.dtype, None if explore is None else explore.precision, device)
+    notes += speed_notes(resolved.model.dtype, None if copy is None else copy.precision, device)
     first = ["To fetch first:", *(f"  {line}" for line in describe_downloads(fetched))] if fetched else []
     typer.echo(plan_text(made, rows, (*notes, *plan_notes(preview), *first)))

@@ -205,20 +205,32 @@ def _coarse_grid_holds_the_noise(rollout: RolloutSettings) -> str | None:
 
 
 def _copy_has_a_whole_base(model: Any, rollout: RolloutSettings) -> str | None:
-    if model.base_precision is None or rollout.explore is None or rollout.explore.precision == "training":
+    if model.base_precision is None or rollout.policy_copy is None:
+        return None
+    key, precision = rollout.policy_copy_key, rollout.policy_copy.precision
+    must = f"{key} must be null" if rollout.draw is not None else f"{key}.precision must be training"
+    return (
+        f"{must} with model.base_precision: a second copy of the weights would undo the saving. Got "
+        f"precision={precision}, base_precision={model.base_precision}. Change either."
+    )
+
+
+def _drawn_needs_no_density(rollout: RolloutSettings, objective: ObjectiveSettings) -> str | None:
+    if rollout.draw is None or not objective.needs_densities:
         return None
     return (
-        "rollout.explore.precision must be training with model.base_precision: a second copy of the weights would undo "
-        f"the saving. Got {rollout.explore.precision}, base_precision={model.base_precision}. Change either."
+        f"rollout.draw must be null with objective.kind: {objective.kind}, whose ratio needs the density of the trained "
+        f"policy, and a copy would draw the steps. Got precision={rollout.draw.precision}. Use rollout.explore, which "
+        "draws what trains again in the training precision, or an objective without a ratio, such as tilt."
     )
 
 
 def _layers_are_published(model: Any, rollout: RolloutSettings) -> str | None:
-    e = rollout.explore
+    e = rollout.policy_copy
     if e is None or e.exclude is None or SOL_RL not in e.exclude or model.facts.sol_rl_exclude:
         return None
     return (
-        f"rollout.explore.exclude: [{SOL_RL}] must have a model whose layers Sol-RL's code lists. Got model.family "
+        f"{rollout.policy_copy_key}.exclude: [{SOL_RL}] must have a model whose layers Sol-RL's code lists. Got model.family "
         f"{model.family}, for which it has no list. Set exclude: null, or name layers."
     )
 
@@ -278,6 +290,7 @@ _CHECKS: tuple[tuple[tuple[str, ...], Callable[..., str | None]], ...] = (
     (("rollout",), _coarse_grid_holds_the_noise),
     (("model", "train"), _sharding_fits),
     (("model", "rollout"), _copy_has_a_whole_base),
+    (("rollout", "objective"), _drawn_needs_no_density),
     (("model", "rollout"), _layers_are_published),
     (("run", "train"), _warmup_ends),
 )

@@ -1,10 +1,10 @@
-"""The exploring stage: a larger pool of candidates, drawn cheaply, and what happens when it ranks them wrongly."""
+"""Copies of the policy in low precision: one that explores a larger pool, or one that draws the samples themselves."""
 
 from __future__ import annotations
 
-from typing import Annotated, Literal
+from typing import Annotated, Literal, Self
 
-from pydantic import Field
+from pydantic import Field, model_validator
 
 from diffrl.config.tree import TreeSettings
 from diffrl.precision.facts import AUTO, ENGINES, TRAINING
@@ -18,6 +18,7 @@ from diffrl.sections import (
     Known,
     ListOf,
     Section,
+    problems,
 )
 
 SOL_RL = "sol_rl"
@@ -40,13 +41,11 @@ class FidelitySettings(Section):
     )
 
 
-class ExploreSettings(Section):
-    """A larger pool of candidates, generated cheaply; only the chosen ones are regenerated and train the policy."""
+class CopySettings(Section):
+    """A copy of the policy in another precision."""
 
-    precision: Annotated[str, Known("rollout.explore.precision", PRECISIONS, (TRAINING,))] = Field(
-        description="Of the network that generates the pool; training = the policy itself."
-    )
-    engine: Annotated[str, Known("rollout.explore.engine", ENGINES, (AUTO,))] = Field(
+    precision: str
+    engine: Annotated[str, Known("engine", ENGINES, (AUTO,))] = Field(
         AUTO,
         description="auto = real arithmetic of this precision, or an error if the hardware has none; "
         + "; ".join(f"{engine.name} = {engine.meaning}" for engine in ENGINES.values())
@@ -61,6 +60,74 @@ class ExploreSettings(Section):
         None,
         description="Linear layers that stay as they are, by parts of their names; sol_rl stands for all that Sol-RL's "
         "code leaves (sd3, flux, sana). null = the family's own list.",
+    )
+
+    def copy_problems(self, key: str) -> list[str]:
+        """List where the section, whose dotted path is `key`, contradicts itself."""
+        if self.engine != AUTO and (self.precision == TRAINING or PRECISIONS[self.precision].everywhere):
+            return [
+                f"{key}.engine must be auto with precision {self.precision}, which every machine has. "
+                f"Got {self.engine}. Remove it."
+            ]
+        return []
+
+
+class DrawFidelitySettings(Section):
+    """What happens when the copy's trees teach something else than the policy's own would."""
+
+    every: int | None = Field(
+        20,
+        ge=1,
+        le=MOST_ITERATIONS,
+        description="Iterations from one audit to the next, the first in the first: each rank's first prompt is "
+        "generated and scored again by the policy itself. null = never.",
+    )
+    below: float = Field(
+        0.5,
+        ge=-1,
+        le=1,
+        description="Cosine between what the copy's samples and the policy's own teach (docs/methods/tree_tilt.md) "
+        "under which the action is taken.",
+    )
+    action: Literal["warn", "sync", "fall_back"] = Field(
+        "warn",
+        description="warn = say so; sync = the copy gets the policy's weights in every iteration from then on; "
+        "fall_back = the policy itself draws from then on.",
+    )
+    patience: int = Field(2, ge=1, le=MOST_ITERATIONS, description="Audits in a row below it before the action.")
+
+    @model_validator(mode="after")
+    def _no_idle_keys(self) -> Self:
+        if self.every is None and self.action != "warn":
+            raise problems(
+                [
+                    "rollout.draw.fidelity.action must be left at warn with every: null, where nothing is audited. "
+                    f"Got {self.action}. Set every, such as 20, or remove action."
+                ]
+            )
+        return self
+
+
+class DrawSettings(CopySettings):
+    """A copy that draws the samples which train, for objectives that need no density of what drew them."""
+
+    precision: Annotated[str, Known("rollout.draw.precision", PRECISIONS)] = Field(
+        description="Of the copy that draws the samples."
+    )
+    sync_every: int = Field(
+        1,
+        ge=1,
+        le=MOST_ITERATIONS,
+        description="Iterations from one transfer of the policy's weights to the copy to the next; 1 = every one.",
+    )
+    fidelity: DrawFidelitySettings = DrawFidelitySettings()
+
+
+class ExploreSettings(CopySettings):
+    """A larger pool of candidates, generated cheaply; only the chosen ones are regenerated and train the policy."""
+
+    precision: Annotated[str, Known("rollout.explore.precision", PRECISIONS, (TRAINING,))] = Field(
+        description="Of the network that generates the pool; training = the policy itself."
     )
     steps: int | None = Field(
         None,
@@ -92,46 +159,53 @@ class ExploreSettings(Section):
     fidelity: FidelitySettings = FidelitySettings()
 
 
+def low_precision(explore: str | None, draw: str | None) -> dict[str, str]:
+    """Return purposes of network evaluations (`diffrl.cost.meter`) that a copy serves, with its precision.
+
+    Args:
+        explore: precision of the exploring stage; None without one.
+        draw: of the copy that draws; None without one.
+    """
+    if draw is not None:
+        return dict.fromkeys(("rollout", "values"), draw)
+    return {} if explore is None or explore == TRAINING else {"explore": explore}
+
+
 def explore_problems(e: ExploreSettings, tree: TreeSettings, steps: int) -> list[str]:
     """List where an exploring stage contradicts itself, the tree that trains, or the steps of the full grid."""
-    problems = []
+    faults = e.copy_problems("rollout.explore")
     if e.keep != tree.samples:
-        problems.append(
+        faults.append(
             "rollout.explore.keep must be rollout.tree.roots * the leaves of a tree, the samples that train. Got "
             f"keep={e.keep}, roots={tree.roots}, leaves={tree.leaves_per_root}. Set keep={tree.samples}."
         )
     if e.candidates % tree.leaves_per_root:
-        problems.append(
+        faults.append(
             "rollout.explore.candidates must be a multiple of the leaves of a tree. Got "
             f"candidates={e.candidates}, leaves={tree.leaves_per_root}. Round it."
         )
     if e.candidates < e.keep + e.audit:
-        problems.append(
+        faults.append(
             "rollout.explore.candidates must be >= keep + audit. Got "
             f"candidates={e.candidates}, keep={e.keep}, audit={e.audit}. Lower keep or audit, or add candidates."
         )
-    if e.engine != AUTO and (e.precision == TRAINING or PRECISIONS[e.precision].everywhere):
-        problems.append(
-            f"rollout.explore.engine must be auto with precision {e.precision}, which every machine has. "
-            f"Got {e.engine}. Remove it."
-        )
     if e.precision == TRAINING and e.compile:
-        problems.append(
+        faults.append(
             "rollout.explore.compile must be false with precision: training, where the policy itself explores. "
             "Set model.compile, or another precision."
         )
     if e.precision == TRAINING and e.exclude is not None:
-        problems.append(
+        faults.append(
             "rollout.explore.exclude must be null with precision: training, where nothing is quantised. Remove it."
         )
     if e.select == "all" and (e.candidates != e.keep or e.audit):
-        problems.append(
+        faults.append(
             "rollout.explore.select: all keeps every candidate. Got "
             f"candidates={e.candidates}, keep={e.keep}, audit={e.audit}. Set keep to candidates and audit to 0."
         )
     if e.steps is not None and e.steps > steps:
-        problems.append(
+        faults.append(
             "rollout.explore.steps must be <= rollout.steps, of whose grid it is a part. Got "
             f"explore.steps={e.steps}, steps={steps}. Lower it."
         )
-    return problems
+    return faults

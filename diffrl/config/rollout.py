@@ -7,10 +7,11 @@ from typing import Annotated, Any, Literal, Self
 
 from pydantic import Discriminator, Field, Tag, model_validator
 
-from diffrl.config.explore import ExploreSettings, explore_problems
+from diffrl.config.explore import CopySettings, DrawSettings, ExploreSettings, explore_problems, low_precision
 from diffrl.config.tree import TreeSettings
 from diffrl.errors import ConfigError
 from diffrl.functional.steps import stochastic_steps
+from diffrl.precision.facts import TRAINING
 from diffrl.registry import DYNAMICS, require_call, resolve
 from diffrl.sections import (
     MOST_GUIDANCE,
@@ -171,6 +172,11 @@ class RolloutSettings(Section):
     )
     tree: TreeSettings
     explore: ExploreSettings | None = Field(None, description="The exploring stage. null = off.")
+    draw: DrawSettings | None = Field(
+        None,
+        description="A low-precision copy that draws the samples which train, for objectives without a ratio. null = "
+        "the policy draws.",
+    )
     latents_dtype: Literal["float32", "bfloat16"] = Field(
         "float32",
         description="What latents are rounded to where a stochastic step begins and ends, before it is scored, and "
@@ -195,9 +201,32 @@ class RolloutSettings(Section):
         faults = [*_window_problems(self), *_split_problems(self)]
         if self.explore is not None:
             faults += explore_problems(self.explore, self.tree, self.steps)
+        if self.draw is not None:
+            faults += self.draw.copy_problems("rollout.draw")
+        if self.draw is not None and self.explore is not None:
+            faults.append(
+                "rollout.draw must be null with rollout.explore, which generates in low precision already and draws "
+                "what trains again in the training precision. Got both. Remove one."
+            )
         if faults:
             raise problems(faults)
         return self
+
+    @property
+    def policy_copy(self) -> CopySettings | None:
+        """The section that asks for a copy of the policy in another precision; None without one."""
+        settings: CopySettings | None = self.explore or self.draw
+        return None if settings is None or settings.precision == TRAINING else settings
+
+    @property
+    def policy_copy_key(self) -> str:
+        """Its dotted path, for messages."""
+        return "rollout.draw" if self.draw is not None else "rollout.explore"
+
+    @property
+    def low_precision(self) -> dict[str, str]:
+        """Purposes of network evaluations that a copy serves, with its precision; see `diffrl.cost.meter`."""
+        return low_precision(self.explore and self.explore.precision, self.draw and self.draw.precision)
 
     @property
     def redrawn(self) -> int:

@@ -269,12 +269,17 @@ class Config(Section):
         return self
 
     @property
-    def explore_exclude(self) -> tuple[str, ...]:
+    def copy_exclude(self) -> tuple[str, ...]:
         """Patterns of the layers that low precision leaves as they are: the configured ones, else the family's own."""
-        e, facts = self.rollout.explore, self.model.facts
+        e, facts = self.rollout.policy_copy, self.model.facts
         if e is None or e.exclude is None:
             return facts.exclude
         return tuple(name for part in e.exclude for name in (facts.sol_rl_exclude if part == SOL_RL else (part,)))
+
+    @property
+    def keeps_drawing_weights(self) -> bool:
+        """Whether the weights that draw are kept apart from the trained ones, because the copy lags behind them."""
+        return self.rollout.draw is not None and self.rollout.draw.sync_every > 1
 
     @property
     def tree_iterations(self) -> int:

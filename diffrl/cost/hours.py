@@ -13,7 +13,6 @@ from diffrl.cost.gpus import Gpu
 from diffrl.cost.host_limits import GIB
 from diffrl.cost.plan import Plan
 from diffrl.cost.process_memory import offer_of, shortages
-from diffrl.precision.facts import TRAINING
 from diffrl.precision.formats import PRECISIONS
 
 UTILISATION = 0.4
@@ -62,9 +61,10 @@ def hours_notes(plan: Plan, config: Config, gpus: tuple[Gpu, ...]) -> Iterator[s
     )
     if config.model.dtype != "bfloat16":
         yield f"The peak is bfloat16's, and model.dtype is {config.model.dtype}: that takes several times as long."
-    e = config.rollout.explore
-    if e is not None and e.precision != TRAINING and PRECISIONS[e.precision].low:
-        yield f"Exploring in {e.precision} is counted as if it took as long as bfloat16."
+    copy = config.rollout.policy_copy
+    if copy is not None and PRECISIONS[copy.precision].low:
+        stage = "Exploring" if config.rollout.draw is None else "Drawing"
+        yield f"{stage} in {copy.precision} is counted as if it took as long as bfloat16."
     if config.model.lora is not None:
         yield "A backward pass counts twice a forward one; a LoRA's takes less, for frozen weights have no gradient."
     for gpu in gpus:

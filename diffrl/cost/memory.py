@@ -231,6 +231,8 @@ def _weights(config: Config, architecture: Architecture, parts: ParameterCounts,
     }
     if size := _copy_size(config, architecture, "cpu" if m.device == "cpu" else "cuda"):
         kept["exploring copy"] = size
+    if config.keeps_drawing_weights:
+        kept["weights that draw"] = 2 * FLOAT32 * trained // share  # and the live ones while they are put into the copy
     if o.old_policy_is_ema:
         kept["old policy"] = 2 * FLOAT32 * trained // share  # its weights, and the live ones while it draws
     return kept
@@ -238,12 +240,12 @@ def _weights(config: Config, architecture: Architecture, parts: ParameterCounts,
 
 def _copy_size(config: Config, architecture: Architecture, device: str) -> int:
     """Return bytes of the low-precision copy on a device ("cpu", "cuda"); 0 without one."""
-    e = config.rollout.explore
-    if e is None or e.precision == "training":
+    copy = config.rollout.policy_copy
+    if copy is None:
         return 0
-    quantised, rest = PRECISIONS[e.precision].copy_bytes(e.engine, device)
+    quantised, rest = PRECISIONS[copy.precision].copy_bytes(copy.engine, device)
     networks = [architecture.shapes[name] for name in architecture.networks]
-    return sum(quantised_bytes(n, config.explore_exclude, quantised, rest, pointwise=True) for n in networks)
+    return sum(quantised_bytes(n, config.copy_exclude, quantised, rest, pointwise=True) for n in networks)
 
 
 def _vae_bytes(config: Config) -> int:

@@ -13,7 +13,7 @@ from diffrl.tracking.metrics import OUTSIDE
 if TYPE_CHECKING:  # a plan counts as a run does, and needs no tensors
     import torch
 
-UNGRADED = ("explore", "rollout", "values", "old", "group", "reference")
+UNGRADED = ("explore", "rollout", "audit", "values", "old", "group", "reference")
 """Purposes of network evaluations in training iterations that carry no gradient."""
 PURPOSES = (*UNGRADED, "update", "gate", "evaluation")
 TREES = "trees"

@@ -10,8 +10,10 @@ from __future__ import annotations
 import json
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
+from functools import partial
 from typing import Any
 
+from diffrl.config.explore import DrawSettings
 from diffrl.config.idle import unused_keys
 from diffrl.config.phases import Cycle, phases
 from diffrl.config.schema import Config
@@ -113,6 +115,7 @@ class PromptCost:
         explore: evaluations of the exploring stage.
         rollout: evaluations in the training precision.
         values: evaluations of completions.
+        audit: evaluations where it is drawn again by the policy, to judge the copy that draws.
         starts: nodes that stochastic steps start from.
         inner: nodes whose picture is decoded and scored for their value.
         origins: nodes that train: where stochastic steps start, or only where they split, as the objective has it.
@@ -123,6 +126,7 @@ class PromptCost:
     explore: int
     rollout: int
     values: int
+    audit: int
     starts: int
     inner: int
     origins: int
@@ -157,12 +161,19 @@ def prompt_cost(config: Config, iteration: int) -> PromptCost:
         explore=explore,
         rollout=sum(alive),
         values=completions if value == "ode" else 0,
+        audit=sum(alive) + 2 * sum(alive[step] for step in asked if o.trains_nodes),
         starts=inner,
         inner=0 if value == "leaves" else inner,
         origins=sum(starts[step] for step in asked),
         edges=sum(ends.values()),
         rollout_size=RolloutSize(r.redrawn, nodes, *recorded, nodes if value == "predicted_x0" else 0),
     )
+
+
+def audits_before(draw: DrawSettings | None, iteration: int) -> int:
+    """Return audits of the copy that draws in the iterations before one."""
+    every = None if draw is None else draw.fidelity.every
+    return 0 if every is None else -(-iteration // every)
 
 
 def make_plan(config: Config, world_size: int = 1) -> Plan:
@@ -207,8 +218,8 @@ def make_plan(config: Config, world_size: int = 1) -> Plan:
     nodes = groups * first.origins // world_size
     memory, notes = estimate_memory(config, largest, nodes, world_size, activations)
     free = int(o.knows_on_policy)  # an iteration's first update; see `Config.retakes_densities`
-    again = over_the_run(lambda one: sum(even_parts(one.origins, t.updates_per_iteration)[free:]))
-    retaken = again if config.retakes_densities else 0
+    twice = over_the_run(lambda one: sum(even_parts(one.origins, t.updates_per_iteration)[free:]))
+    retaken = twice if config.retakes_densities else 0
     referred = noised * iterations if noised else trained
     per_iteration = {
         "explore": over_the_run(lambda one: one.explore),
@@ -222,8 +233,10 @@ def make_plan(config: Config, world_size: int = 1) -> Plan:
     looked_at = min(config.track.trees.prompts if config.track.trees else 0, groups // world_size)
     shown = config.tree_iterations * looked_at * max(one.starts for one in costs) * 2 * guided  # before and after
     pictures = Cycle([groups * (r.redrawn + one.inner) + candidates for one in costs], stays)
+    audits = partial(audits_before, r.draw)
+    again = world_size * r.tree.samples  # images of an audit
     scored = sum(
-        pictures.total(end) - pictures.total(start)
+        pictures.total(end) - pictures.total(start) + again * (audits(end) - audits(start))
         for reward in config.rewards
         for start, end, asked in phases(iterations, reward.corners, reward.asked)
         if asked
@@ -243,6 +256,7 @@ def make_plan(config: Config, world_size: int = 1) -> Plan:
         evaluations=evaluations,
         network_evaluations={
             **{name: guided * groups * count for name, count in per_iteration.items()},
+            "audit": guided * world_size * audits(iterations) * first.audit,
             "old": groups * (matched * (per_iteration["old"] - retaken) + guided * retaken),
             "group": matched * groups * per_iteration["group"],
             "update": groups * (guided * (trained - noised * iterations) + matched * noised * iterations),
@@ -253,14 +267,15 @@ def make_plan(config: Config, world_size: int = 1) -> Plan:
             * config.eval.steps
             * config.model.facts.calls_per_step(config.eval.guidance_scale),
         },
-        decodes=pictures.total(iterations) + evaluations * config.eval.samples,
+        decodes=pictures.total(iterations) + again * audits(iterations) + evaluations * config.eval.samples,
         reward_calls=scored + evaluations * config.eval.samples * len(config.eval.rewards),
         exact=r.explore is None or not r.tree.splits,
         checkpointing=t.gradient_checkpointing,
         memory=memory,
         flops=None if activations[0] is None else activations[0].flops,
         tree_evaluations=shown,
-        velocities={name: groups * count for name, count in per_iteration.items()},
+        velocities={name: groups * count for name, count in per_iteration.items()}
+        | {"audit": world_size * audits(iterations) * first.audit},
         notes=(*notes, *unused_keys(config), *tree_notes(config, shown)),
     )
 

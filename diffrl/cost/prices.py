@@ -56,21 +56,19 @@ class Prices:
             )
         return self.explore[precision]
 
-    def cost(self, counts: Mapping[str, float], precision: str | None, checkpointing: bool) -> float:
+    def cost(self, counts: Mapping[str, float], low: Mapping[str, str], checkpointing: bool) -> float:
         """Return what training has cost; the on-policy gate, once a run, and held-out evaluations are left out.
 
         Args:
             counts: evaluations by purpose; those of `diffrl.cost.meter.UNGRADED` and "update" count.
-            precision: of the exploring stage; None without one.
+            low: purposes that a low-precision copy serves, with its precision; see `RolloutSettings.low_precision`.
             checkpointing: whether activations are computed again in the update.
 
         Raises:
             ConfigError: the table has no price for the precision.
         """
-        explored = counts.get("explore", 0)
-        low = 0.0 if precision is None else explored * self.exploring(precision)
-        rest = sum(counts.get(name, 0) for name in UNGRADED if name != "explore")
-        return low + rest + (self.checkpointed if checkpointing else self.trained) * counts.get("update", 0)
+        ungraded = sum(counts.get(name, 0) * (self.exploring(low[name]) if name in low else 1.0) for name in UNGRADED)
+        return ungraded + (self.checkpointed if checkpointing else self.trained) * counts.get("update", 0)
 
     def describe(self) -> str:
         """Return the whole table in a sentence, sources included."""

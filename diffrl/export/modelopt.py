@@ -97,7 +97,7 @@ def export_quantised(
     network = merged_copy(model.policy.inner, DTYPES[model.config.model.dtype], device)
     adapter.transformer = network
     recipe, multiple = FORMATS[form]
-    chosen, kept = choose_layers(network, model.config.explore_exclude, lambda layer: _unfit(layer, multiple))
+    chosen, kept = choose_layers(network, model.config.copy_exclude, lambda layer: _unfit(layer, multiple))
     listed = load_prompts(model.config.prompts.train)[:prompts]
     texts = [prompt.text for prompt in listed]
     quantised = quantise_quietly(network, quantiser_config(list(chosen), recipe), lambda _: _calibrate(model, listed))

@@ -74,6 +74,11 @@ class Objective(Generic[Some]):
         return 0.0
 
     @property
+    def needs_densities(self) -> bool:
+        """Whether the loss needs the density of the trained policy at what was drawn, so that no other may draw it."""
+        return self.trains == "steps"
+
+    @property
     def needs_reference(self) -> bool:
         """Whether the reference policy is asked for velocities, one a unit that is active."""
         return self.kl > 0 or self.precomputes_reference
@@ -234,6 +239,11 @@ class ObjectiveSettings(Section):
     def trains_uncredited(self, trained: Trained) -> bool:
         """Return whether those without an advantage train too."""
         return any(loss.objective.trains_uncredited for loss in self._of(trained))
+
+    @property
+    def needs_densities(self) -> bool:
+        """Whether a loss needs the density of the trained policy at what was drawn."""
+        return any(loss.objective.needs_densities for loss in self.planned())
 
     @property
     def knows_on_policy(self) -> bool:

@@ -112,7 +112,7 @@ def choose_layers(
     idle = [pattern for pattern in exclude if not any(matches(pattern, name) for name in names)]
     if idle:
         raise ConfigError(
-            f"rollout.explore.exclude must name parts of the transformer. Got {', '.join(idle)}, which match none. "
+            f"exclude must name parts of the transformer. Got {', '.join(idle)}, which match none. "
             f"Its parts: {', '.join(name for name, _ in module.named_children())}."
         )
     linears = linear_layers(module)
@@ -124,7 +124,7 @@ def choose_layers(
             kept[name] = why
     if len(kept) == len(linears):
         raise ConfigError(
-            "rollout.explore.exclude must leave a linear layer to quantise. "
+            "exclude must leave a linear layer to quantise. "
             f"Got {', '.join(exclude) or 'nothing'}: all {len(linears)} of the transformer stay as they are. "
             "Shorten the list."
         )

@@ -63,13 +63,14 @@ def machine_of(device: torch.device) -> Machine:
     return Machine("cuda", torch.cuda.get_device_name(device), torch.cuda.get_device_capability(device), cuda, versions)
 
 
-def find_backend(precision: str, engine: str, device: torch.device) -> Backend:
+def find_backend(precision: str, engine: str, device: torch.device, section: str = "rollout.explore") -> Backend:
     """Return the backend for a precision; `auto` is the one that runs it for real, never an emulation.
 
     Args:
         precision: a key of `PRECISIONS`.
         engine: auto, a name under that key, or "module:Backend" of the user's own.
         device: where it shall run.
+        section: that asks for it, for messages.
 
     Returns:
         A `Backend`, as it runs on this device.
@@ -80,23 +81,23 @@ def find_backend(precision: str, engine: str, device: torch.device) -> Backend:
     """
     if precision not in PRECISIONS:
         raise ConfigError(
-            f"rollout.explore.precision must be one of {', '.join(PRECISIONS)}. Got {precision!r}."
-            + (" The policy itself runs in float32: set rollout.explore: null." if precision == "float32" else "")
+            f"{section}.precision must be one of {', '.join(PRECISIONS)}. Got {precision!r}."
+            + (f" The policy itself runs in float32: set {section}: null." if precision == "float32" else "")
         )
     machine, runners = machine_of(device), PRECISIONS[precision].runners
     if engine == AUTO:
-        return _real_runner(precision, machine).make().on(device)
+        return _real_runner(precision, machine, section).make().on(device)
     if engine not in runners and engine in ENGINES:
         raise ConfigError(
-            f"rollout.explore.engine must be one that runs {precision}: {AUTO}, {', '.join(runners)}. Got {engine!r}. "
+            f"{section}.engine must be one that runs {precision}: {AUTO}, {', '.join(runners)}. Got {engine!r}. "
             "Choose one of these."
         )
     if engine not in runners:
-        custom: Backend = resolve("rollout.explore.engine", dict.fromkeys(runners, ""), engine)()
+        custom: Backend = resolve(f"{section}.engine", dict.fromkeys(runners, ""), engine)()
         return custom.on(device)
     if reason := missing(precision, engine, machine):
         raise NotHereError(
-            f"rollout.explore.engine {engine} cannot run {precision} here: {reason}. {_ways_out(precision, machine)}"
+            f"{section}.engine {engine} cannot run {precision} here: {reason}. {_ways_out(precision, machine, section)}"
         )
     return runners[engine].make().on(device)
 
@@ -175,7 +176,7 @@ def dotted(version: Version) -> str:
     return ".".join(map(str, version))
 
 
-def _real_runner(precision: str, machine: Machine) -> Runner:
+def _real_runner(precision: str, machine: Machine, section: str) -> Runner:
     candidates = PRECISIONS[precision].real_runners()
     reasons = {name: missing(precision, name, machine) for name in candidates}
     for name, reason in reasons.items():
@@ -184,12 +185,14 @@ def _real_runner(precision: str, machine: Machine) -> Runner:
     lowest = min((one.need.lowest for one in candidates.values() if one.need is not None), default=(0, 0))
     if (machine.capability or (0, 0)) < lowest:
         raise NotHereError(
-            f"rollout.explore.precision {precision} needs an NVIDIA GPU of compute capability {dotted(lowest)} or "
-            f"more. Got {machine.title}. {_ways_out(precision, machine)}"
+            f"{section}.precision {precision} needs an NVIDIA GPU of compute capability {dotted(lowest)} or "
+            f"more. Got {machine.title}. {_ways_out(precision, machine, section)}"
         )
     why = "; ".join(f"{name}: {reason}" for name, reason in reasons.items())
     why = why or "no engine of this version runs it for real"
-    raise NotHereError(f"rollout.explore.precision {precision} cannot run here: {why}. {_ways_out(precision, machine)}")
+    raise NotHereError(
+        f"{section}.precision {precision} cannot run here: {why}. {_ways_out(precision, machine, section)}"
+    )
 
 
 def _missing_hardware(precision: str, need: Need, machine: Machine) -> str | None:
@@ -220,7 +223,7 @@ def missing_package(engine: Engine, machine: Machine) -> str | None:
     return f"it needs {name} {dotted(lowest)} or more, and {got}: pip install 'diffrl[{engine.name}]'"
 
 
-def _ways_out(precision: str, machine: Machine) -> str:
+def _ways_out(precision: str, machine: Machine, section: str) -> str:
     """Say what runs on the machine instead."""
     runnable = _either(
         [
@@ -230,8 +233,8 @@ def _ways_out(precision: str, machine: Machine) -> str:
         ][::-1]
     )
     if EMULATED not in PRECISIONS[precision].runners:
-        return f"Set rollout.explore.engine: auto with precision: {runnable}."
-    return f"Set rollout.explore.engine: emulated (same numbers, no speed), or precision: {runnable}."
+        return f"Set {section}.engine: auto with precision: {runnable}."
+    return f"Set {section}.engine: emulated (same numbers, no speed), or precision: {runnable}."
 
 
 def _either(names: Sequence[str]) -> str:

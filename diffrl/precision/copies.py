@@ -205,7 +205,7 @@ class PolicyCopy:
         if problems:
             raise PrecisionError(
                 f"The {self.report.precision} copy ({self.report.engine}) must compute as planned. Got "
-                f"{len(problems)} deviations: {'; '.join(problems[:3])}. Choose another rollout.explore.engine or "
+                f"{len(problems)} deviations: {'; '.join(problems[:3])}. Choose another engine or "
                 "precision."
             )
 
@@ -217,6 +217,7 @@ def make_copy(
     exclude: Sequence[str],
     device: torch.device | str,
     compile: bool | Compiler = False,
+    section: str = "rollout.explore",
 ) -> PolicyCopy:
     """Copy a network into a low precision and check the result. No more is allocated than the copy and a layer or two.
 
@@ -227,16 +228,17 @@ def make_copy(
         exclude: patterns of layers that stay in high precision; see `layers.matches`. A bfloat16 copy casts all.
         device: where the copy lives.
         compile: whether torch.compile makes its graph, at the first call; or with which of its backends.
+        section: of the configuration that asks for it, for messages.
 
     Raises:
         ConfigError: precision, engine or exclude cannot be had here.
         PrecisionError: the copy does not compute what was asked for.
     """
     device = torch.device(device)
-    backend: Backend = find_backend(precision, engine, device)
+    backend: Backend = find_backend(precision, engine, device, section)
     refuse_quantised(source)
     if compile and (reason := uncompilable(precision, backend.name, machine_of(device))):
-        raise ConfigError(f"rollout.explore.compile must be false with {precision} ({backend.name}) here: {reason}.")
+        raise ConfigError(f"compile must be false with {precision} ({backend.name}) here: {reason}.")
     built = build(source, backend, exclude, device)
     report = PrecisionReport(
         precision=precision,

@@ -113,7 +113,7 @@ def slow_note(precision: str, ratio: float | None, compiled: bool) -> str | None
         return None
     return (
         f"The {precision} layers run at {ratio:.2f} of the speed of bfloat16 ones on this GPU and these sizes. Set "
-        "rollout.explore.compile: true, which fuses the rounding into its neighbours, or explore in bfloat16."
+        "compile: true, which fuses the rounding into its neighbours, or take bfloat16."
     )
 
 

@@ -107,7 +107,7 @@ def merged(name: str, tensor: Tensor, layers: Mapping[str, Any]) -> Tensor:
         if active in layer.lora_variant or layer.lora_bias[active]:
             raise PrecisionError(
                 f"{module} has a LoRA that is not W + (alpha / rank) B A, such as DoRA, and cannot be merged into a "
-                "low-precision copy. Set rollout.explore.precision: training."
+                "low-precision copy. Let the policy itself draw."
             )
         weight = weight + whole(layer.get_delta_weight(active)).float()
     return weight

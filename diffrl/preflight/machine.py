@@ -60,8 +60,9 @@ def target_machine(gpu: str | None, memory: str | None) -> TargetMachine | None:
 
 def dry_device(preview: Preview) -> str:
     """Try what the configuration asks of the device: optimiser, attention, the precision that explores."""
-    m, e, t = preview.config.model, preview.config.rollout.explore, preview.config.train
-    precision = None if e is None else e.precision
+    m, r, t = preview.config.model, preview.config.rollout, preview.config.train
+    copy = r.policy_copy
+    precision = None if copy is None else copy.precision
     if preview.target is not None:
         return below(_describe_target(preview.config, preview.target), speed_notes(m.dtype, precision, "cuda"))
     device = preview.device
@@ -70,8 +71,9 @@ def dry_device(preview: Preview) -> str:
     if m.attention is not None:
         try_attention(m.attention, device, DTYPES[m.dtype])
     name = device.type
-    if e is not None and e.precision != "training":
-        name += f", exploring in {e.precision} by {find_backend(e.precision, e.engine, device).name}"
+    if copy is not None:
+        engine = find_backend(copy.precision, copy.engine, device, r.policy_copy_key).name
+        name += f", {'exploring' if r.draw is None else 'drawing'} in {precision} by {engine}"
     return below(name, speed_notes(m.dtype, precision, device.type))
 
 
@@ -103,8 +105,8 @@ def open_memory(opening: Opening) -> None:
     config, ranks = opening.config, opening.ranks
     offer = offer_to_all(ranks)
     check_world_size(config, ranks.world)
-    e = config.rollout.explore
-    slow = speed_notes(config.model.dtype, None if e is None else e.precision, ranks.device.type)
+    copy = config.rollout.policy_copy
+    slow = speed_notes(config.model.dtype, None if copy is None else copy.precision, ranks.device.type)
     opening.notes = (*memory_notes(config, opening.preview.plan, offer), *slow)
 
 
@@ -175,11 +177,13 @@ def _describe_target(config: Config, target: TargetMachine) -> str:
     Raises:
         NotHereError: it has no units for it, or the configuration asks for a CPU.
     """
-    e = config.rollout.explore
+    copy = config.rollout.policy_copy
     if config.model.device == "cpu":
         raise NotHereError(f"model.device is cpu, and {target.name} is a GPU. Set model.device: auto.")
-    if e is not None and e.precision != "training" and target.capability is not None:
+    if copy is not None and target.capability is not None:
         gpu = Machine("cuda", target.name, target.capability, cuda=NEWEST_CUDA)
-        if reason := missing_hardware(e.precision, e.engine, gpu):
-            raise NotHereError(f"rollout.explore.precision {e.precision}: {reason}. Take one that it runs.")
+        if reason := missing_hardware(copy.precision, copy.engine, gpu):
+            raise NotHereError(
+                f"{config.rollout.policy_copy_key}.precision {copy.precision}: {reason}. Take one that it runs."
+            )
     return f"{target.name}; what must be installed there is not looked at"

@@ -188,6 +188,7 @@ def iteration_totals(plan: Plan, config: Config) -> dict[str, int]:
     """Return what one process does in an iteration, on average, as `diffrl.pulse` counts it."""
     shares = plan.iterations * plan.world_size
     asked = {name: plan.velocities[name] // shares for name in (*UNGRADED, "update")}
+    asked["rollout"] += asked.pop("audit")
     sampling = ("explore", "rollout", "values", "old")
     updates = sum(count for name, count in asked.items() if name not in sampling)
     held_out = plan.evaluations * config.eval.samples

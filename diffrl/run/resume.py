@@ -173,6 +173,7 @@ class _Fidelity(_Strict):
     low: Count
     keep: Count
     fallen_back: bool
+    synced: bool = False  # older checkpoints have none
 
 
 class _Sentinel(_Strict):
@@ -206,7 +207,11 @@ class _State(_Strict):
 
 def averages_of(config: Config) -> list[str]:
     """Return the averaged weights that a run keeps beside its policy, by their names in a checkpoint."""
-    kept = {"ema": config.train.ema is not None, "old": config.objective.old_policy_is_ema}
+    kept = {
+        "ema": config.train.ema is not None,
+        "old": config.objective.old_policy_is_ema,
+        "drawing": config.keeps_drawing_weights,
+    }
     return [name for name, asked in kept.items() if asked]
 
 
@@ -221,7 +226,7 @@ def require_fit(session: Session, checkpoint: Checkpoint) -> None:
     if state["iteration"] != checkpoint.step:
         raise CheckpointError(f"Its state is of iteration {state['iteration']}, its name says {checkpoint.step}.")
     averages = averages_of(session.config)
-    for name in {"ema", "old"} & (tensors.keys() ^ set(averages)):
+    for name in {"ema", "old", "drawing"} & (tensors.keys() ^ set(averages)):
         raise CheckpointError(
             f"The checkpoint and the configuration disagree on the averaged weights {name!r}. Resume with the run's "
             "own configuration."

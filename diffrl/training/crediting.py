@@ -131,7 +131,7 @@ class Crediting:
             latents = rollout.predicted[nodes]
         else:
             roots = root_addresses(forest, rollout.batch, self.config.run.seed)
-            with self.clock("values"), s.meter.purpose("values"):
+            with self.clock("values"), s.meter.purpose("values"), self.sampling.drawing.in_place():
                 latents = complete(
                     adapter=s.adapter,
                     conditioning=conditioning,

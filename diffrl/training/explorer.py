@@ -1,4 +1,4 @@
-"""The low-precision copy that explores, made of the policy and tried on one real sample before the first rollout."""
+"""The low-precision copy that explores or draws, made of the policy and tried on one sample at the start."""
 
 from __future__ import annotations
 
@@ -23,6 +23,7 @@ def make_explorer(
     guidance_scale: float,
     batches: Sequence[int],
     compile: bool = False,
+    section: str = "rollout.explore",
 ) -> PolicyCopy:
     """Return a checked copy: a whole forward of one sample, then every matrix product of the rollout's batch sizes.
 
@@ -35,13 +36,20 @@ def make_explorer(
         guidance_scale: of the rollout: guidance doubles the rows.
         batches: samples in a network call of the rollout, its smallest and its largest.
         compile: as for `make_copy`.
+        section: as for `make_copy`.
 
     Raises:
         ConfigError: this precision cannot be had here.
         PrecisionError: the copy does not compute what was asked for.
     """
     copy = make_copy(
-        source=policy.inner, precision=precision, engine=engine, exclude=exclude, device=device, compile=compile
+        source=policy.inner,
+        precision=precision,
+        engine=engine,
+        exclude=exclude,
+        device=device,
+        compile=compile,
+        section=section,
     )
     copy.check(policy.inner, _trial(copy, policy.adapter, guidance_scale), sorted(set(batches)))
     return copy

@@ -23,12 +23,13 @@ from diffrl.models.encodings import PromptEncodings
 from diffrl.precision.compiled import compiled_blocks
 from diffrl.records import Iteration, PromptBatch
 from diffrl.training.crediting import Crediting
+from diffrl.training.drawing import Drawing, FidelityWatch
 from diffrl.training.evaluate import Evaluation, evaluate
 from diffrl.training.guards import Learning, UpdateGuard
 from diffrl.training.messages import Messages
 from diffrl.training.observing import MeteredUpdates
 from diffrl.training.reward_hacking import MonitorState, RewardHackingMonitor
-from diffrl.training.sampling import FidelityWatch, Sampling
+from diffrl.training.sampling import Sampling
 from diffrl.training.session import Session
 from diffrl.training.update import Updater
 from diffrl.trees.recorder import TreeRecorder
@@ -55,7 +56,8 @@ class Trainer:
         asked = [calls(loss.guidance) for loss in session.losses]
         observer = MeteredUpdates(session.meter, asked, calls(self.config.kl_guidance))
         self.updater = Updater(session, self.clock, self.guard, messages, observer)
-        self.sampling = Sampling(session, self.clock, self.guard, messages)
+        drawing = Drawing(session, self.clock, messages, self.updater.drawing)
+        self.sampling = Sampling(session, self.clock, self.guard, messages, drawing)
         self.crediting = Crediting(session, self.clock, self.sampling, self.guard, messages)
         writes = session.ranks.is_main
         self.trees = TreeRecorder(
@@ -86,13 +88,15 @@ class Trainer:
         tracer = self.trees.tracer(batch)
         with self.updater.old_policy():
             samples = self.sampling.draw(batch, conditioning, tracer)
-        metrics: Metrics = self.sampling.fidelity(samples)
+            metrics: Metrics = self.sampling.audit(samples, conditioning)
+        metrics |= self.sampling.fidelity(samples)
         credit, rewards = self.crediting.assign(samples, conditioning)
         with self.clock("reward"):
             metrics |= rewards | self.hacking.measure(samples, rewards)
         grad_mask = self.crediting.grad_mask(samples, credit)
         predict = self.updater.velocities(conditioning)
-        self.updater.gate(samples.rollout, predict)
+        with self.sampling.drawing.in_place():  # the densities are those of what drew
+            self.updater.gate(samples.rollout, predict)
         examples = self.updater.examples(samples.rollout, credit, grad_mask, predict)
         trace = tracer.trace(samples) if tracer else None
         before = self.trees.velocities(trace, conditioning)
@@ -221,5 +225,5 @@ class Trainer:
         self.guard.flat_iterations = state["flat_iterations"]
         self.guard.learning = Learning(**(state.get("learning") or {"updates": state["updates"]}))
         self.updater.on_policy_error = state["on_policy_error"]
-        self.sampling.watch = FidelityWatch(**state["fidelity"])
+        self.sampling.drawing.watch = FidelityWatch(**state["fidelity"])
         self.hacking.state = MonitorState(**state["sentinel"])

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from contextlib import nullcontext
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -28,30 +28,11 @@ from diffrl.rollout.regenerate import Clock, Sink, ignore, no_clock, regenerate
 from diffrl.rollout.select import choose
 from diffrl.rollout.transition import Transition
 from diffrl.rollout.tree import plan_forest, prompt_chunks, root_addresses, subset
+from diffrl.training.drawing import Drawing, FidelityWatch, mean_cosine, taught
 from diffrl.training.guards import UpdateGuard
 from diffrl.training.messages import Messages
 from diffrl.training.session import Session
 from diffrl.trees.tracing import Tracer
-
-
-@dataclass
-class FidelityWatch:
-    """How far the ranking may be trusted, and what has been done about it.
-
-    Args:
-        low: iterations in a row below the threshold.
-        keep: samples of a prompt that are drawn again now; 0 = as configured.
-        fallen_back: exploring in the training precision, with all steps.
-    """
-
-    low: int = 0
-    keep: int = 0
-    fallen_back: bool = False
-
-    @property
-    def changed(self) -> bool:
-        """Whether exploring is no longer what was configured, and so planned."""
-        return self.keep > 0 or self.fallen_back
 
 
 @dataclass
@@ -63,14 +44,19 @@ class Sampling:
         clock: seconds by phase.
         guard: stops a run whose candidates cannot be scored.
         messages: what the user is told.
-        watch: the state of the fidelity check.
+        drawing: who draws what trains, and the state of the fidelity check.
     """
 
     session: Session
     clock: PhaseClock
     guard: UpdateGuard
     messages: Messages
-    watch: FidelityWatch = field(default_factory=FidelityWatch)
+    drawing: Drawing
+
+    @property
+    def watch(self) -> FidelityWatch:
+        """The state of the fidelity check."""
+        return self.drawing.watch
 
     @property
     def config(self) -> Config:
@@ -93,7 +79,10 @@ class Sampling:
         branching = self.config.rollout.branching_at(batch.iteration)
         if settings is None:
             forest = plan_forest(len(batch.prompts), tree.roots, branching)
-            return Samples(*self.regenerate(batch, conditioning, forest, tracer))
+            self.drawing.sync(batch.iteration)
+            with self.drawing.in_place():
+                rollout, table = self.regenerate(batch, conditioning, forest, tracer)
+            return Samples(rollout, table, drawn=self.drawing.described(batch.iteration))
         pool = plan_forest(len(batch.prompts), settings.candidates // tree.leaves_per_root, branching)
         each = ignore if tracer is None else tracer.candidates(pool)
         exploration = self.explore(batch, conditioning, pool, settings, each)
@@ -118,14 +107,19 @@ class Sampling:
         }
 
     def regenerate(
-        self, batch: PromptBatch, conditioning: Conditioning, forest: Forest, tracer: Tracer | None = None
+        self,
+        batch: PromptBatch,
+        conditioning: Conditioning,
+        forest: Forest,
+        tracer: Tracer | None = None,
+        purpose: str = "rollout",
     ) -> tuple[Rollout, RewardTable]:
-        """Return a forest in the training precision, with all steps; scored while it is drawn."""
+        """Return a forest by the network that is in place, with all steps; scored while it is drawn."""
         s, scorers = self.session, self.session.scorers_at(batch.iteration)
         s.meter.decodes += len(forest)
         s.meter.reward_calls += len(forest) * len(scorers)
         scoring = Scoring(scorers, *samples_of(batch, forest))
-        with s.meter.purpose("rollout"):
+        with s.meter.purpose(purpose):
             rollout = regenerate(
                 adapter=s.adapter,
                 conditioning=conditioning,
@@ -187,6 +181,22 @@ class Sampling:
         everywhere = s.ranks.count(failed)
         self.guard.check_failures(everywhere, len(pool) * s.ranks.world)
         return Exploration(batch, pool, proxy)
+
+    def audit(self, samples: Samples, conditioning: Conditioning) -> dict[str, float | int]:
+        """Draw the first prompt again by the policy itself, hold what both teach together, and act as configured."""
+        batch, draw, ranks = samples.rollout.batch, self.config.rollout.draw, self.session.ranks
+        if draw is None or not self.drawing.audits(batch.iteration):
+            return {}
+        first = prompt_samples(samples.rollout.forest)[0]
+        part = subset(samples.rollout.forest, first)
+        own, table = self.regenerate(batch, conditioning, part, purpose="audit")
+        drawn = taught(part, samples.rollout.latents[first.to(own.latents.device)], samples.table.total[first])
+        cosine = mean_cosine(drawn, taught(part, own.latents, table.total))
+        with self.clock("rollout"), self.session.meter.purpose("audit"):
+            error = self.drawing.prediction_error(samples.rollout, conditioning)
+        means = ranks.gather(torch.tensor([[cosine, error]], dtype=torch.float64)).nanmean(0).tolist()
+        self.drawing.react(means[0], draw.fidelity)
+        return {"draw/cosine": means[0], "draw/prediction_error": means[1]}
 
     def fidelity(self, samples: Samples) -> dict[str, float | int]:
         """Compare the cheap ranking with the true one on what was regenerated, and act on it as configured."""

@@ -45,7 +45,7 @@ class Session:
         plan: what the run will cost.
         adapter: the model, its transformer prepared for training.
         policy: the trained weights.
-        copy: the policy in the precision that explores; None if that is its own.
+        copy: the policy in the precision that explores or draws; None if that is its own.
         meter: counts this rank's network evaluations, decodes and reward calls.
         transition: dynamics of the stochastic steps; None if there are none.
         losses: what an update adds up.
@@ -116,26 +116,27 @@ def encoders_of(adapter: ModelAdapter) -> list[TextReader]:
 
 
 def open_copy(config: Config, policy: Policy, device: torch.device) -> PolicyCopy | None:
-    """Return the low-precision copy that explores, checked; None if the policy itself does.
+    """Return the low-precision copy that explores or draws, checked; None if the policy itself does.
 
     Raises:
         ConfigError: this precision cannot be had here.
         PrecisionError: the copy does not compute what was asked for.
     """
-    e = config.rollout.explore
-    if e is None or e.precision == "training":
+    r = config.rollout
+    settings, samples = r.policy_copy, r.tree.samples if r.explore is None else r.explore.candidates
+    if settings is None:
         return None
-    r, pool = config.rollout, e.candidates * config.prompts.per_iteration
-    batches = (1, min(r.micro_batch, pool))
+    batches = (1, min(r.micro_batch, samples * config.prompts.per_iteration))
     return make_explorer(
         policy=policy,
-        precision=e.precision,
-        engine=e.engine,
-        exclude=config.explore_exclude,
+        precision=settings.precision,
+        engine=settings.engine,
+        exclude=config.copy_exclude,
         device=device,
         guidance_scale=r.guidance_scale,
         batches=batches,
-        compile=e.compile,
+        compile=settings.compile,
+        section=r.policy_copy_key,
     )
 
 

@@ -46,6 +46,7 @@ class Updater:
         ema, parameters = self.config.train.ema, session.policy.parameters
         self.ema = EMA(parameters, ema.decay) if ema else None
         self.old = EMA(parameters, 0.0) if self.config.objective.old_policy_is_ema else None
+        self.drawing = EMA(parameters, 0.0) if self.config.keeps_drawing_weights else None
         self.updates = 0
         self.on_policy_error: float | None = None
 
@@ -57,7 +58,7 @@ class Updater:
     @property
     def averages(self) -> dict[str, EMA | None]:
         """Weights that follow the trained ones, by what a checkpoint calls them."""
-        return {"ema": self.ema, "old": self.old}
+        return {"ema": self.ema, "old": self.old, "drawing": self.drawing}
 
     def old_policy(self) -> AbstractContextManager[None]:
         """Let the network have the weights of the policy that samples until the block ends."""

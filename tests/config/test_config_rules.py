@@ -265,7 +265,7 @@ def test_sol_rls_layers_are_those_of_its_families_and_further_ones_may_stand_bes
     for name, family in FAMILIES.items():
         if name in ("sd3", "flux", "sana"):
             loaded = make_config(data_of(model={"family": name, "path": "somewhere"}, **explore))
-            assert loaded.explore_exclude == (*family.sol_rl_exclude, "ff")
+            assert loaded.copy_exclude == (*family.sol_rl_exclude, "ff")
             continue
         with pytest.raises(ConfigError, match=rf"whose layers Sol-RL's code lists. Got model.family {name}, .* null"):
             make_config(data_of(model={"family": name, "path": "somewhere"}, **explore))

@@ -23,7 +23,9 @@ COUNTS |= {"gate": 10**6, "evaluation": 10**6}  # are no training
 )
 def test_a_cost_is_the_sum_of_counts_times_prices(text, precision, checkpointing, expected):
     counts = COUNTS if precision else COUNTS | {"explore": 0}
-    assert parse_prices(text).cost(counts, precision, checkpointing) == pytest.approx(expected)
+    assert parse_prices(text).cost(counts, {"explore": precision} if precision else {}, checkpointing) == pytest.approx(
+        expected
+    )
 
 
 @pytest.mark.parametrize(
@@ -43,8 +45,8 @@ def test_what_is_no_table_is_refused(text, message):
 
 def test_a_precision_without_a_price_is_no_free_one():
     with pytest.raises(ConfigError, match=r"Got nvfp4 with h100-bf16-fp8, which knows bfloat16, fp8\..*nvfp4=0\.5"):
-        parse_prices("h100-bf16-fp8").cost(COUNTS, "nvfp4", False)
-    assert parse_prices("h100-bf16-fp8").cost(COUNTS | {"explore": 0}, None, False) == 245 + 150
+        parse_prices("h100-bf16-fp8").cost(COUNTS, {"explore": "nvfp4"}, False)
+    assert parse_prices("h100-bf16-fp8").cost(COUNTS | {"explore": 0}, {}, False) == 245 + 150
 
 
 def test_every_price_has_a_source_and_is_told():

@@ -97,10 +97,10 @@ def plan_candidate(
         ConfigError: the budget does not pay for one iteration, the configuration does not allow so short a run, or
             the table has no price for what it explores in.
     """
-    explore = config.rollout.explore
-    precision = None if explore is None else explore.precision
     counts = make_plan(config).network_evaluations
-    cost = prices.cost(counts, precision, config.train.gradient_checkpointing) / config.run.iterations
+    cost = (
+        prices.cost(counts, config.rollout.low_precision, config.train.gradient_checkpointing) / config.run.iterations
+    )
     unit = cost if iteration_seconds is None else iteration_seconds
     iterations = budget.iterations(unit)
     if iterations < 1:

@@ -315,11 +315,11 @@ def priced(rows: Sequence[Mapping[str, Any]], config: Mapping[str, Any], prices:
     if prices.name == EQUAL.name:
         return {row["iteration"]: float(row["cost/evaluations"]) for row in rows if "cost/evaluations" in row}
     settings = require_fit(Priced, config, "The plan of a comparison")
-    explore = settings.rollout.explore
-    precision = None if explore is None else explore.precision
     total, counts = {}, dict.fromkeys(PURPOSES, 0.0)
     for row in rows:
         for name in PURPOSES:
             counts[name] += row.get(f"evaluations/{name}", 0)
-        total[row["iteration"]] = prices.cost(counts, precision, settings.train.gradient_checkpointing)
+        total[row["iteration"]] = prices.cost(
+            counts, settings.rollout.low_precision, settings.train.gradient_checkpointing
+        )
     return total

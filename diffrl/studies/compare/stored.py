@@ -7,6 +7,7 @@ from typing import Annotated, Any, Self, TypeVar
 
 from pydantic import BaseModel, ConfigDict, Field, TypeAdapter, ValidationError, model_validator
 
+from diffrl.config.explore import low_precision
 from diffrl.errors import DiffrlError
 from diffrl.files import read_own
 from diffrl.tracking.metrics import read_metrics
@@ -53,12 +54,18 @@ class StoredConfig(Stored):
     model: dict[str, Any] = {}
 
 
-class _Explore(Stored):
+class _Copy(Stored):
     precision: str
 
 
 class _Rollout(Stored):
-    explore: _Explore | None = None
+    explore: _Copy | None = None
+    draw: _Copy | None = None
+
+    @property
+    def low_precision(self) -> dict[str, str]:
+        """As of `RolloutSettings`."""
+        return low_precision(self.explore and self.explore.precision, self.draw and self.draw.precision)
 
 
 class _Train(Stored):

@@ -256,7 +256,7 @@ def _copy(setting: _Setting, wanted: Wanted, device: torch.device) -> PolicyCopy
     """Return the policy in a precision, counted; None for the training precision."""
     if wanted.precision == TRAINING:
         return None
-    exclude = setting.config.explore_exclude
+    exclude = setting.config.copy_exclude
     guidance = setting.config.rollout.guidance_scale
     copy = make_explorer(setting.policy, wanted.precision, wanted.engine, exclude, device, guidance, (1,))
     setting.meter.watch([copy.module], copy.report.precision)
