@@ -219,8 +219,8 @@ def _drawn_needs_no_density(rollout: RolloutSettings, objective: ObjectiveSettin
     if rollout.draw is None or not objective.needs_densities:
         return None
     return (
-        f"rollout.draw must be null with objective.kind: {objective.kind}, whose ratio needs the density of the trained "
-        f"policy, and a copy would draw the steps. Got precision={rollout.draw.precision}. Use rollout.explore, which "
+        f"rollout.draw must be null with objective.kind: {objective.kind}, whose ratio needs the density of the "
+        f"trained policy, and a copy would draw the steps. Got precision={rollout.draw.precision}. Use rollout.explore, which "
         "draws what trains again in the training precision, or an objective without a ratio, such as tilt."
     )
 
@@ -230,8 +230,8 @@ def _layers_are_published(model: Any, rollout: RolloutSettings) -> str | None:
     if e is None or e.exclude is None or SOL_RL not in e.exclude or model.facts.sol_rl_exclude:
         return None
     return (
-        f"{rollout.policy_copy_key}.exclude: [{SOL_RL}] must have a model whose layers Sol-RL's code lists. Got model.family "
-        f"{model.family}, for which it has no list. Set exclude: null, or name layers."
+        f"{rollout.policy_copy_key}.exclude: [{SOL_RL}] must have a model whose layers Sol-RL's code lists. Got "
+        f"model.family {model.family}, for which it has no list. Set exclude: null, or name layers."
     )
 
 

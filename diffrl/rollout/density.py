@@ -70,6 +70,23 @@ def retaken(
     return replace(edges, old_log_prob=densities)
 
 
+def drawn_calls(edges: Edges, prompts_at_once: int | None, micro_batch: int) -> Iterator[Tensor]:
+    """Yield the origins (B,) int64 of each network call that drew them: a level of some prompts, in micro-batches.
+
+    A low-precision network rounds activations that other sums put on the other side of a threshold, or scales them by
+    the whole call: only the same call gives the same velocities.
+
+    Args:
+        edges: of a rollout, whole levels.
+        prompts_at_once: prompts that were drawn together; None = all.
+        micro_batch: origins a network call.
+    """
+    together = edges.prompt // prompts_at_once if prompts_at_once else torch.zeros_like(edges.prompt)
+    for part in together.unique().tolist():
+        for step in edges.step.unique().tolist():
+            yield from torch.nonzero((together == part) & (edges.step == step)).flatten().split(micro_batch)
+
+
 def _pieces(edges: Edges, micro_batch: int) -> Iterator[tuple[Tensor, Edges, Tensor]]:
     """Yield some origins at a time: their rows, their edges, and the rows of these."""
     for index in torch.arange(len(edges.step), device=edges.step.device).split(micro_batch):

@@ -96,7 +96,7 @@ class Trainer:
         grad_mask = self.crediting.grad_mask(samples, credit)
         predict = self.updater.velocities(conditioning)
         with self.sampling.drawing.in_place():  # the densities are those of what drew
-            self.updater.gate(samples.rollout, predict)
+            self.updater.gate(samples.rollout, predict, replayed=self.sampling.drawing.copy is not None)
         examples = self.updater.examples(samples.rollout, credit, grad_mask, predict)
         trace = tracer.trace(samples) if tracer else None
         before = self.trees.velocities(trace, conditioning)

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from contextlib import AbstractContextManager, nullcontext
+from dataclasses import replace
 
 import torch
 from torch import Tensor
@@ -11,9 +13,12 @@ from torch import Tensor
 from diffrl.config.schema import Config
 from diffrl.cost.meter import PhaseClock
 from diffrl.models.adapter import Conditioning
+from diffrl.objectives.base import Objective
 from diffrl.objectives.examples import Examples
 from diffrl.records import Credit, Rollout
 from diffrl.rollout.denoise import Velocity, velocity_of
+from diffrl.rollout.density import drawn_calls
+from diffrl.rollout.observers import take_origins
 from diffrl.training.densities import own_densities
 from diffrl.training.ema import EMA
 from diffrl.training.gradient import Gradient, accumulate_gradient, clip_gradient, minibatches
@@ -68,18 +73,37 @@ class Updater:
         """Return the policy's, as each loss is given them."""
         return [velocity_of(self.session.adapter, conditioning, loss.guidance) for loss in self.session.losses]
 
-    def gate(self, rollout: Rollout, predict: Sequence[Velocity]) -> None:
-        """Require a ratio of 1 of every recorded step before the first update."""
+    def gate(self, rollout: Rollout, predict: Sequence[Velocity], replayed: bool = False) -> None:
+        """Require a ratio of 1 of every recorded step before the first update.
+
+        Args:
+            rollout: what was drawn.
+            predict: velocities of what drew, one function a loss.
+            replayed: ask for the rollout's own calls, where rounding differs between batches.
+        """
         s, tolerance = self.session, self.config.guards.on_policy_tolerance
         with self.clock("update"):
             for loss, velocity in zip(s.losses, predict, strict=True) if self.updates == 0 else ():
                 # Unsynced: forward passes without a backward pass would leave the ranks' exchanges out of step.
                 with self.observer.during("gate"), s.ranks.sync_if(s.adapter.transformer, False):
-                    errors_here = loss.objective.on_policy_errors(rollout, velocity, self.config.train.micro_batch)
+                    errors_here = self._errors(loss.objective, rollout, velocity, replayed)
                 if errors := self._largest(errors_here):
                     self.on_policy_error = check_on_policy(errors, s.sigmas, tolerance)
                     if note := clip_note(self.on_policy_error, self.config):
                         self.messages.report(note)
+
+    def _errors(
+        self, objective: Objective, rollout: Rollout, velocity: Velocity, replayed: bool
+    ) -> Sequence[tuple[int, float]]:
+        """Return |ratio - 1| of each step on this rank, by step."""
+        if not replayed:
+            return objective.on_policy_errors(rollout, velocity, self.config.train.micro_batch)
+        worst: dict[int, float] = {}
+        for rows in drawn_calls(rollout.edges, self.config.rollout.prompts_at_once, self.config.rollout.micro_batch):
+            call = replace(rollout, edges=take_origins(rollout.edges, rows)[0])
+            for step, error in objective.on_policy_errors(call, velocity, len(rows)):
+                worst[step] = max(error, worst.get(step, 0.0)) if math.isfinite(error) else math.inf
+        return sorted(worst.items())
 
     def _largest(self, errors: Sequence[tuple[int, float]]) -> list[tuple[int, float]]:
         """Return the largest error of each step over all ranks; every rank brings the same steps."""

@@ -3,8 +3,8 @@
 import pytest
 import torch
 
-from diffrl.config.load import make_config
-from diffrl.cost.meter import PURPOSES, CostMeter, network_evaluations, training_cost
+from diffrl.config.load import load_config, make_config
+from diffrl.cost.meter import PURPOSES, UNGRADED, CostMeter, network_evaluations, training_cost
 from diffrl.cost.plan import make_plan
 from diffrl.tracking.metrics import read_metrics
 from tests.tiers import daily
@@ -14,6 +14,7 @@ FREE = {"stochastic": {"kind": "none"}, "dynamics": None, "tree": {"roots": 3}}
 CHAINS = {"stochastic": {"kind": "all"}, "tree": {"roots": 3}}
 STEPWISE = {"reward": "turning_point"}
 NFT = {"kind": "nft"}
+NVFP4 = {"precision": "nvfp4", "engine": "emulated"}
 LORA = {"rank": 3, "alpha": 5, "targets": ["to_q"]}
 CASES = {  # exact ones
     "chains": {"rollout": CHAINS},
@@ -61,6 +62,14 @@ CASES = {  # exact ones
         "objective": {"kl": 0.1},
     },
     "explore chains": {"rollout": CHAINS | {"explore": EXPLORE | {"steps": None, "candidates": 7, "keep": 3}}},
+    "a copy draws a forest, tilt": {
+        "rollout": FOREST | {"draw": NVFP4}, "objective": {"kind": "tilt"}, "train": {"updates_per_iteration": 1},
+        "run": {"iterations": 3},
+    },
+    "a copy draws chains, guidance": {
+        "rollout": FREE | {"draw": NVFP4 | {"sync_every": 2}, "guidance_scale": 2.0}, "objective": NFT,
+        "run": {"iterations": 3},
+    },
 }  # fmt: skip
 BOUNDED = {
     "explore a forest, tilt": {
@@ -105,7 +114,7 @@ def test_a_run_costs_what_was_planned(random_sd3, tmp_path, case):
     counts, found = summary["counts"], summary["network_evaluations"]
     # An audited sample is drawn and counted, and trains nothing; a balanced turning point may leave an edge at 0.
     assert plan.exact and found["exact"] and found["counted"] + found["skipped"] == found["planned"]
-    for name in ("explore", "rollout", "values", "gate", "evaluation"):
+    for name in ("explore", "rollout", "audit", "values", "gate", "evaluation"):
         assert counts.get(f"evaluations/{name}", 0) == plan.network_evaluations[name], name
     trained = {name: counts.get(f"evaluations/{name}", 0) for name in ("old", "group", "update", "reference")}
     planned = {name: plan.network_evaluations[name] for name in trained}
@@ -119,7 +128,11 @@ def test_a_run_costs_what_was_planned(random_sd3, tmp_path, case):
         == found["counted"]
         == network_evaluations(counts | dict.fromkeys(missing(counts), 0))
     )
-    assert counts.get("precision/nvfp4", 0) == plan.network_evaluations["explore"]
+    low, config = plan.network_evaluations["explore"], load_config(run_dir / "config.yaml")
+    if config.rollout.draw is not None:
+        nodes = plan.network_evaluations["gate"] // config.prompts.per_iteration
+        low = plan.network_evaluations["rollout"] + plan.network_evaluations["gate"] + nodes
+    assert counts.get("precision/nvfp4", 0) == low
     log = run_dir / "log.txt"
     assert not log.exists() or "differs from the plan" not in log.read_text()
     check_columns(rows, summary)
@@ -137,8 +150,7 @@ def check_columns(rows, summary):
     seconds = [row["cost/seconds"] for row in rows]
     assert seconds == sorted(set(seconds))
     each = [
-        sum(row.get(f"evaluations/{name}", 0) for name in ("explore", "rollout", "values", "old", "group", "reference"))
-        + 3 * row.get("evaluations/update", 0)
+        sum(row.get(f"evaluations/{name}", 0) for name in UNGRADED) + 3 * row.get("evaluations/update", 0)
         for row in rows[1:]
     ]
     assert [after - before for before, after in zip(spent, spent[1:], strict=False)] == each
