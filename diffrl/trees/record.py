@@ -73,7 +73,8 @@ class UpdateEffect:
 
     Args:
         sigma: noise level at which the node splits.
-        trained: whether it was in the loss with a weight: it has a direction, or is pulled to the reference.
+        trained: whether it was in the loss with a weight: it has a direction, or is pulled to the reference, and is
+            among the nodes that were chosen.
         size: root mean square of C, in latent units; 0 where there is none, None if it is not finite.
         children: of the node, those with samples that were compared.
         pulls: weight of each of these samples in C, by the node it grows from; above 0 the prediction moves towards it.

@@ -296,7 +296,7 @@ def lesson(view: TreeView) -> Section | None:
     if not view.trains_splits or not view.splits:
         return None
     active = [node for node in view.splits if view.split_trains(node) == "yes"]
-    facts = [fact("Splits with a direction", f"{len(active)} of {len(view.splits)}")]
+    facts = [fact("Splits that train along their direction", f"{len(active)} of {len(view.splits)}")]
 
     def length(node: TreeNode) -> str:
         facts = {one.label: one.value + one.note for one in split_facts(view, node)}
