@@ -126,6 +126,18 @@ def _splits_train(
     return None
 
 
+def _enough_nodes(rollout: RolloutSettings, objective: ObjectiveSettings) -> str | None:
+    keep, starts = objective.nodes_kept, rollout.starts_at(0)
+    nodes = sum(starts[step] for step in rollout.tree.splits)
+    if not isinstance(keep, int) or not nodes or keep <= nodes:
+        return None
+    return (
+        "objective.nodes.keep must be <= the nodes of a prompt that split, those of all its trees at all of "
+        f"rollout.tree.splits, or a share of them below 1. Got keep={keep}, with {nodes} of them. Lower keep, or set "
+        "objective.nodes: null to train all."
+    )
+
+
 def _siblings_differ(rollout: RolloutSettings, credit: CreditSettings, objective: ObjectiveSettings) -> str | None:
     if not objective.trains_nodes:
         return None
@@ -220,8 +232,9 @@ def _drawn_needs_no_density(rollout: RolloutSettings, objective: ObjectiveSettin
         return None
     return (
         f"rollout.draw must be null with objective.kind: {objective.kind}, whose ratio needs the density of the "
-        f"trained policy, and a copy would draw the steps. Got precision={rollout.draw.precision}. Use rollout.explore, which "
-        "draws what trains again in the training precision, or an objective without a ratio, such as tilt."
+        f"trained policy, and a copy would draw the steps. Got precision={rollout.draw.precision}. Use "
+        "rollout.explore, which draws what trains again in the training precision, or an objective without a ratio, "
+        "such as tilt."
     )
 
 
@@ -281,6 +294,7 @@ _CHECKS: tuple[tuple[tuple[str, ...], Callable[..., str | None]], ...] = (
     (("rollout", "credit"), _groups_can_be_full),
     (("rollout", "credit"), _credit_has_its_tree),
     (("rollout", "train", "credit", "objective"), _splits_train),
+    (("rollout", "objective"), _enough_nodes),
     (("rollout", "credit", "objective"), _siblings_differ),
     (("rollout", "credit", "objective"), _credit_is_used),
     (("rollout", "credit"), _pruning_fits),

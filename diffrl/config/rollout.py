@@ -11,6 +11,7 @@ from diffrl.config.explore import CopySettings, DrawSettings, ExploreSettings, e
 from diffrl.config.tree import TreeSettings
 from diffrl.errors import ConfigError
 from diffrl.functional.steps import stochastic_steps
+from diffrl.functional.tree_counts import origins_per_tree
 from diffrl.precision.facts import TRAINING
 from diffrl.registry import DYNAMICS, require_call, resolve
 from diffrl.sections import (
@@ -243,6 +244,16 @@ class RolloutSettings(Section):
     def branching_at(self, iteration: int) -> dict[int, int]:
         """Return stochastic step -> children of a node there, 1 where the tree does not split, of an iteration."""
         return {step: self.tree.branching.get(step, 1) for step in self.steps_at(iteration)}
+
+    @property
+    def trees(self) -> int:
+        """Trees of a prompt that samples are chosen from, or that are all sampled."""
+        return self.tree.roots if self.explore is None else self.explore.candidates // self.tree.leaves_per_root
+
+    def starts_at(self, iteration: int) -> dict[int, int]:
+        """Return stochastic step -> nodes of a prompt that it starts from; upper bounds where samples are chosen."""
+        each = origins_per_tree(self.branching_at(iteration))
+        return {step: min(self.redrawn, self.trees * count) for step, count in each.items()}
 
     @property
     def window_places(self) -> range:

@@ -45,7 +45,7 @@ class Memory:
         kept: bytes held throughout, by purpose.
         passing: bytes of activations, by stage; one stage runs at a time.
         host: what the computer's memory holds, whatever the device is.
-        copy_on_cpu: bytes that the exploring copy takes on a CPU beyond those in `kept`.
+        copy_on_cpu: bytes that the low-precision copy takes on a CPU beyond those in `kept`.
         scorers: bytes of rewards on other devices than the model, by name of the device.
     """
 
@@ -129,7 +129,7 @@ def estimate_memory(
     parts = _parts(config, architecture)
     rewards = scorer_weights(config)
     kept = _weights(config, architecture, parts, world_size) | {"scorers": rewards.beside}
-    wider = _copy_size(config, architecture, "cpu") - kept.get("exploring copy", 0)
+    wider = _copy_size(config, architecture, "cpu") - kept.get("low-precision copy", 0)
     offload = _offloaded(config, parts)
     frozen = {
         name: count_parameters(shapes)
@@ -230,7 +230,7 @@ def _weights(config: Config, architecture: Architecture, parts: ParameterCounts,
         + (0 if "vae" in m.offload else _vae_bytes(config) * parts.vae),
     }
     if size := _copy_size(config, architecture, "cpu" if m.device == "cpu" else "cuda"):
-        kept["exploring copy"] = size
+        kept["low-precision copy"] = size
     if config.keeps_drawing_weights:
         kept["weights that draw"] = 2 * FLOAT32 * trained // share  # and the live ones while they are put into the copy
     if o.old_policy_is_ema:

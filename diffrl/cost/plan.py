@@ -24,7 +24,7 @@ from diffrl.cost.meter import training_cost
 from diffrl.cost.rollout_size import RolloutSize
 from diffrl.errors import ConfigError
 from diffrl.functional.steps import coarse_levels
-from diffrl.functional.tree_counts import alive_per_level, ends_per_tree, forwards_per_tree
+from diffrl.functional.tree_counts import alive_per_level, ends_per_tree, forwards_per_tree, trained_nodes
 
 
 @dataclass(frozen=True)
@@ -118,7 +118,8 @@ class PromptCost:
         audit: evaluations where it is drawn again by the policy, to judge the copy that draws.
         starts: nodes that stochastic steps start from.
         inner: nodes whose picture is decoded and scored for their value.
-        origins: nodes that train: where stochastic steps start, or only where they split, as the objective has it.
+        origins: nodes that may train: where stochastic steps start, or only where they split, as the objective has it.
+        trained: those of them that do.
         edges: stochastic steps.
         rollout_size: what of the rollout is kept.
     """
@@ -130,6 +131,7 @@ class PromptCost:
     starts: int
     inner: int
     origins: int
+    trained: int
     edges: int
     rollout_size: RolloutSize
 
@@ -139,19 +141,18 @@ def prompt_cost(config: Config, iteration: int) -> PromptCost:
     r, value = config.rollout, config.credit.value
     branching = r.branching_at(iteration)
     full = range(r.steps)
-    explore, trees = 0, r.tree.roots
+    explore = 0
     if r.explore is not None:
         steps = r.steps if r.explore.steps is None else r.explore.steps
         levels = coarse_levels(r.steps, list(branching), steps)[:-1]
-        trees = r.explore.candidates // r.tree.leaves_per_root
-        explore = trees * forwards_per_tree(levels, branching)
-    alive = [min(r.redrawn, trees * count) for count in alive_per_level(full, branching)]
-    starts = {step: alive[step] for step in branching}
+        explore = r.trees * forwards_per_tree(levels, branching)
+    alive = [min(r.redrawn, r.trees * count) for count in alive_per_level(full, branching)]
+    starts = r.starts_at(iteration)
     o = config.objective
     asked = [step for step, children in branching.items() if o.trains_steps or (o.trains_nodes and children > 1)]
-    ends = {step: min(r.redrawn, trees * count) for step, count in ends_per_tree(branching).items()}
+    ends = {step: min(r.redrawn, r.trees * count) for step, count in ends_per_tree(branching).items()}
     ordered = sorted(branching)
-    inner = sum(starts.values())
+    inner, origins = sum(starts.values()), sum(starts[step] for step in asked)
     completions = starts[ordered[0]] * r.steps if ordered else 0
     completions += sum(ends[step] * (r.steps - 1 - step) for step in ordered[:-1])
     fresh = sum(count for step, count in starts.items() if step - 1 not in branching)  # others are ends of that step
@@ -164,7 +165,8 @@ def prompt_cost(config: Config, iteration: int) -> PromptCost:
         audit=sum(alive) + 2 * sum(alive[step] for step in asked if o.trains_nodes),
         starts=inner,
         inner=0 if value == "leaves" else inner,
-        origins=sum(starts[step] for step in asked),
+        origins=origins,
+        trained=trained_nodes(o.nodes_kept, origins),
         edges=sum(ends.values()),
         rollout_size=RolloutSize(r.redrawn, nodes, *recorded, nodes if value == "predicted_x0" else 0),
     )
@@ -202,9 +204,9 @@ def make_plan(config: Config, world_size: int = 1) -> Plan:
     candidates = 0 if r.explore is None else groups * r.explore.candidates
     o = config.objective
     noised = r.redrawn * o.levels_per_sample
-    trained = over_the_run(lambda one: noised + one.origins)
+    trained = over_the_run(lambda one: noised + one.trained)
     together = r.redrawn if o.whole_groups else 1
-    dealt = [(noised // together, together), (first.origins, 1)]
+    dealt = [(noised // together, together), (first.trained, 1)]
     parts = [tuple(size * n for n in even_parts(count, t.updates_per_iteration)) for count, size in dealt if count]
     shares = [sum(share) for share in zip(*parts, strict=True)]
     passes = sum(-(-groups // world_size * n // t.micro_batch) for part in parts for n in part)
@@ -249,7 +251,7 @@ def make_plan(config: Config, world_size: int = 1) -> Plan:
         samples=groups * r.tree.samples,
         stochastic_steps=r.steps_at(0),
         edges=groups * first.edges,
-        examples=groups * (noised + first.origins),
+        examples=groups * (noised + first.trained),
         updates=iterations * t.updates_per_iteration,
         examples_per_update=tuple(groups * share for share in shares),
         micro_batches=passes,

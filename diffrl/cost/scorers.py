@@ -84,8 +84,7 @@ def weights_of(reward: RewardSettings) -> Mapping[str, int] | None:
     """Return repositories and parameters of a reward's weights; empty if none are here, None if not known."""
     name, options = inner_name(reward), inner_options(reward)
     features = name == "diversity" and options.get("features", "pixels") != "pixels"
-    facts = reward_facts().get(name)  # of each registered one with weights; asking its class would import torch
-    known: Mapping[str, int] = {} if facts is None else facts["weights"]
+    known = _published(name)
     unregistered = name not in SCORERS or name == "video_mean"  # which averages a scorer that is not registered
     places = ("model",) if name == "aesthetic" else PLACES  # whose checkpoint is the small head that is always given
     if name == "preservation" and options.get("features") == "pixels":
@@ -93,6 +92,22 @@ def weights_of(reward: RewardSettings) -> Mapping[str, int] | None:
     if unregistered or features or (known and any(option in options for option in places)):
         return None
     return known
+
+
+def _published(name: str) -> Mapping[str, int]:
+    """Return repositories and parameters of a reward's weights, from the file that ships with the package.
+
+    Only a reward without an entry has its class asked, which imports torch: one without weights needs no entry.
+
+    Raises:
+        KeyError: it has weights that the file does not know.
+    """
+    if (facts := reward_facts().get(name)) is not None:
+        weights: Mapping[str, int] = facts["weights"]
+        return weights
+    if name in SCORERS and factory_of(name).spec.weights is not None:
+        raise KeyError(f"{name} loads weights, of which assets/published/rewards.json has no entry. Add one.")
+    return {}
 
 
 def inner_name(reward: RewardSettings) -> str:

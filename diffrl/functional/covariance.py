@@ -1,4 +1,4 @@
-"""How advantage and sample vary together below the nodes of a forest."""
+"""How advantage and sample vary together below the nodes of a forest, and advantage between their children."""
 
 from __future__ import annotations
 
@@ -45,14 +45,9 @@ def sibling_covariance(x0: Tensor, advantage: Tensor, node: Tensor, child: Tenso
     Raises:
         ValueError: the columns are not all (S,), or an advantage is not finite.
     """
-    if not advantage.shape == node.shape == child.shape == x0.shape[:1]:
-        shapes = [tuple(column.shape) for column in (x0, advantage, node, child)]
-        raise ValueError(f"x0 must be (S, ...), and advantage, node and child (S,). Got {shapes}.")
+    _check_leaves(advantage, node, child, x0)
     x, a = x0.float(), advantage.double()
-    if not bool(a.isfinite().all()):
-        raise ValueError("advantage must be finite for every leaf. Got NaN or inf.")
-    _, sibling = torch.unique(child, return_inverse=True)
-    children = int(sibling.max()) + 1 if len(a) else 0
+    sibling, children = _siblings(child)
     m, total = _sums(torch.ones_like(a), node, nodes), _sums(a, node, nodes)
     own_m, own_a = (_sums(column, sibling, children)[sibling] for column in (torch.ones_like(a), a))
     others = m[node] - own_m
@@ -62,6 +57,59 @@ def sibling_covariance(x0: Tensor, advantage: Tensor, node: Tensor, child: Tenso
     centre = x.new_zeros((nodes, *x.shape[1:])).index_add_(0, node, x) / m.float().clamp_min(1).view(wide)
     spread = weight.float().view(wide) * (x - centre[node])
     return Covariance(torch.zeros_like(centre).index_add_(0, node, spread), centre)
+
+
+def between_variance(advantage: Tensor, node: Tensor, child: Tensor, nodes: int) -> Tensor:
+    """Return how far the values of each node's children differ beyond what the spread below them explains.
+
+        contrast_n = max(0, (MSB - MSW) / m0),   m0 = (m - sum over c of m_c^2 / m) / (k - 1)
+        MSB = sum over c of m_c (Abar_c - Abar)^2 / (k - 1)
+        MSW = sum over c, l below c of (A_l - Abar_c)^2 / (m - k), 0 where every child has one leaf
+
+    with m leaves below n and m_c below each of its k children, whose value is the mean Abar_c of their leaves: what
+    `tree_values.fuse` gives with equal weights. It is the estimator of the variance between groups in a one-way layout
+    with random effects: unbiased before it is cut at 0, for uneven widths too (Searle, Casella and McCulloch 1992,
+    Variance Components, chapter 3). It is above 0 where F = MSB / MSW is above 1, and unlike F it has a value where the
+    children are leaves, whose MSW is 0: then it is their variance.
+
+    Args:
+        advantage: (S,), finite.
+        node: (S,) int64 row in [0, U) of the node above each leaf.
+        child: (S,) int64 id of that node's child on the way to the leaf; ids of different nodes' children differ.
+        nodes: U.
+
+    Returns:
+        (U,) float64 in squared units of the advantage, 0 of nodes without leaves of two children.
+
+    Raises:
+        ValueError: the columns are not all (S,), or an advantage is not finite.
+    """
+    _check_leaves(advantage, node, child)
+    a, (sibling, children) = advantage.double(), _siblings(child)
+    above = node.new_zeros(children).scatter(0, sibling, node)
+    m, width = (_sums(torch.ones_like(a), row, rows) for row, rows in ((node, nodes), (sibling, children)))
+    k = _sums(torch.ones_like(width), above, nodes)
+    value, mean = _sums(a, sibling, children) / width, _sums(a, node, nodes) / m.clamp_min(1)
+    between = _sums(width * (value - mean[above]).square(), above, nodes) / (k - 1)
+    within = _sums((a - value[sibling]).square(), node, nodes) / (m - k).clamp_min(1)
+    size = (m - _sums(width.square(), above, nodes) / m) / (k - 1)
+    return ((between - within) / size).clamp_min(0).where(k > 1, 0)
+
+
+def _check_leaves(advantage: Tensor, node: Tensor, child: Tensor, *columns: Tensor) -> None:
+    if not all(column.shape[:1] == advantage.shape for column in columns) or not (
+        advantage.ndim == 1 and advantage.shape == node.shape == child.shape
+    ):
+        shapes = [tuple(column.shape) for column in (*columns, advantage, node, child)]
+        raise ValueError(f"x0 must be (S, ...), and advantage, node and child (S,). Got {shapes}.")
+    if not bool(advantage.isfinite().all()):
+        raise ValueError("advantage must be finite for every leaf. Got NaN or inf.")
+
+
+def _siblings(child: Tensor) -> tuple[Tensor, int]:
+    """Return children numbered from 0 without gaps, (S,) int64, and how many there are."""
+    ids, sibling = torch.unique(child, return_inverse=True)
+    return sibling, len(ids)
 
 
 def _sums(amount: Tensor, row: Tensor, rows: int) -> Tensor:

@@ -1,4 +1,4 @@
-"""Which of one prompt's N candidates to regenerate: each rule keeps exactly K of them, and says why each.
+"""Which of one prompt's N candidates to regenerate, or of its nodes to train: each rule keeps exactly K of them.
 
 Every rule rests on one stable sort of the rewards, best first, the lower index first among equals: so ties never return
 a candidate twice. Rewards are rounded first (`quantise`): those that other batches, or ranks, may return in another
@@ -157,6 +157,20 @@ def random_choice(rewards: Tensor, keep: int, order: Tensor) -> Selection:
         raise ValueError(f"order must be a permutation of 0..{len(rewards) - 1}. Got {order.tolist()}.")
     scored = set(ranked.scored)
     return _selection([(i, "random") for i in rows if i in scored][:keep], ranked, rewards, keep)
+
+
+def largest(scores: Tensor, keep: int) -> Tensor:
+    """Return (K,) int64 indices of the K largest scores, largest first; those that are not finite come last.
+
+    Args:
+        scores: (N,) in any unit.
+        keep: K, in [1, N].
+
+    Raises:
+        ValueError: `scores` is not (N,), or `keep` is outside [1, N].
+    """
+    ranked = _sort(scores, keep)
+    return torch.tensor([*ranked.scored, *ranked.unscored][:keep], dtype=torch.int64)
 
 
 def select_all(rewards: Tensor) -> Selection:

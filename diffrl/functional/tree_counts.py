@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 
 
@@ -40,3 +41,15 @@ def ends_per_tree(branching: Mapping[int, int]) -> dict[int, int]:
 def origins_per_tree(branching: Mapping[int, int]) -> dict[int, int]:
     """Return stochastic step -> nodes of one whole tree that it starts from: what the update asks the network for."""
     return {step: count // branching[step] for step, count in ends_per_tree(branching).items()}
+
+
+def trained_nodes(keep: int | float | None, nodes: int) -> int:
+    """Return how many of a prompt's nodes train.
+
+    Args:
+        keep: so many, or all where there are fewer; a share of them in (0, 1), rounded up; None = all.
+        nodes: of the prompt.
+    """
+    if keep is None:
+        return nodes
+    return min(keep, nodes) if isinstance(keep, int) else math.ceil(round(keep * nodes, 9))  # .07 * 100 is above 7

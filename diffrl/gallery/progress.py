@@ -28,7 +28,7 @@ MOST = 2**53
 """Size from which a whole number is no count of iterations."""
 FRESH = 120
 """Seconds after its last write in which a run counts as running, where its lock cannot be seen."""
-ALARM = re.compile(rf"^{STOPPED}|^{FAILED}|\((?:guards\.|rollout\.explore\.fidelity\))")
+ALARM = re.compile(rf"^{STOPPED}|^{FAILED}|\((?:guards\.|rollout\.(?:explore|draw)\.fidelity\))")
 """Lines of log.txt: the run's end by a guard or an error; what a guard, the sentinel or the fidelity watch says, each
 with the name of its setting in parentheses."""
 COURSE = re.compile(r"\d+/\d+  |held-out after \d+ iterations: ")

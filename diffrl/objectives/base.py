@@ -125,6 +125,10 @@ class Objective(Generic[Some]):
         """
         raise NotImplementedError
 
+    def idle_units(self, examples: Some) -> int:
+        """Return how many of the units that the plan counts have nothing to train, and are not evaluated."""
+        return int((~examples.active).sum())
+
     def loss(self, examples: Some, policy: Velocity, reference: Velocity | None) -> tuple[Tensor, Mapping[str, Tensor]]:
         """Return the loss of each term, unreduced, as the caller normalises over micro-batches, and metrics like it."""
         raise NotImplementedError
@@ -235,6 +239,11 @@ class ObjectiveSettings(Section):
     def trains_nodes(self) -> bool:
         """Whether the nodes that split train, on what lies below them."""
         return bool(self._of("nodes"))
+
+    @property
+    def nodes_kept(self) -> int | float | None:
+        """How many of a prompt's nodes train, or which share of them; None = all. See `tree_counts.trained_nodes`."""
+        return None
 
     def trains_uncredited(self, trained: Trained) -> bool:
         """Return whether those without an advantage train too."""

@@ -8,20 +8,47 @@ noise, and trains one network evaluation a node, however many samples lie below 
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, ClassVar, Literal
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal
 
-from pydantic import Field
+from pydantic import BeforeValidator, Field
 
 from diffrl.objectives.base import KlGuidedSettings, LossSettings, Objective, RunContext, Trained
 from diffrl.objectives.examples import States, add_reference_kl
+from diffrl.sections import MOST_SAMPLES, Section, rule, show
 
 if TYPE_CHECKING:
     from torch import Tensor
 
-    from diffrl.records import Credit, Edges, Forest, Rollout
+    from diffrl.records import Credit, Edges, Forest, PromptBatch, Rollout
     from diffrl.rollout.denoise import Velocity
     from diffrl.rollout.transition import Transition
+
+
+NodeScore = Literal["contrast", "direction", "random"]
+
+
+def _number_or_share(keep: Any) -> Any:
+    if not (type(keep) is int and keep >= 1) and not (type(keep) is float and 0 < keep < 1):
+        raise rule(
+            "must be a whole number >= 1, the nodes of a prompt that train, or a share of them > 0 and < 1. Got "
+            f"{show(keep)}. To train all nodes, set objective.nodes: null."
+        )
+    return keep
+
+
+class NodeSettings(Section):
+    """The contrastive subset of nodes: which of each prompt's train. The others cost no evaluation."""
+
+    keep: Annotated[
+        Annotated[int, Field(ge=1, le=MOST_SAMPLES)] | Annotated[float, Field(ge=1.0e-6, lt=1)],
+        BeforeValidator(_number_or_share),
+    ] = Field(description="Nodes of each prompt that train; below 1, their share, rounded up.")
+    by: NodeScore = Field(
+        "contrast",
+        description="contrast = those whose children's values differ most, beyond what the spread below them explains; "
+        "direction = those of the longest covariance; random = any that have one.",
+    )
 
 
 class TiltSettings(KlGuidedSettings):
@@ -34,10 +61,19 @@ class TiltSettings(KlGuidedSettings):
         le=1.0e6,
         description="Weight of mean |v - v_ref|^2 at the splits; above 0 each costs one more evaluation.",
     )
+    nodes: NodeSettings | None = Field(None, description="The contrastive subset of nodes. null = all train.")
 
     def losses(self, context: RunContext) -> list[LossSettings]:
         """Return one, of nodes."""
-        return [LossSettings(Tilt(context.transition, self.kl), kl_guidance=self.kl_guidance)]
+        tilt = Tilt(context.transition, self.kl)
+        if self.nodes is not None:
+            tilt = replace(tilt, seed=context.seed, keep=self.nodes.keep, by=self.nodes.by)
+        return [LossSettings(tilt, kl_guidance=self.kl_guidance)]
+
+    @property
+    def nodes_kept(self) -> int | float | None:
+        """How many of a prompt's nodes train, or which share of them."""
+        return None if self.nodes is None else self.nodes.keep
 
 
 @dataclass(frozen=True)
@@ -48,11 +84,13 @@ class NodeExamples(States):
         node: (U,) int64 rows of the forest, on the CPU.
         direction: (U, ...) float32 covariance of advantage and clean latents below each node.
         centre: (U, ...) float32 mean of the clean latents below it.
+        chosen: (U,) bool, the nodes of each prompt that are to train; others are not active.
     """
 
     node: Tensor
     direction: Tensor
     centre: Tensor
+    chosen: Tensor
 
 
 @dataclass(frozen=True)
@@ -63,6 +101,9 @@ class Tilt(Objective[NodeExamples]):
         transition: the dynamics of the splits; its densities tell before the first update whether the update sees what
             the rollout saw. None where nothing is computed.
         kl: weight of mean |v - v_ref|^2; 0 is off.
+        seed: of the run; keys random choices.
+        keep: nodes of each prompt that train, or their share; None = all.
+        by: what they are the largest in.
     """
 
     trains: ClassVar[Trained] = "nodes"
@@ -70,13 +111,17 @@ class Tilt(Objective[NodeExamples]):
 
     transition: Transition | None
     kl: float = 0.0
+    seed: int = 0
+    keep: int | float | None = None
+    by: NodeScore = "contrast"
 
     def examples(
         self, rollout: Rollout, credit: Credit, grad_mask: Tensor, old: Velocity, micro_batch: int
     ) -> NodeExamples:
         """Return every node that splits; without direction it is inactive, unless a reference counts where samples do.
 
-        Pruning takes a child, with all that grows from it, out of the covariance of the node that it leaves.
+        Nodes that are not chosen are inactive too. They count in the mean, as those without direction do. Pruning takes
+        a child, with all that grows from it, out of the covariance of the node that it leaves.
         """
         import torch
 
@@ -84,6 +129,7 @@ class Tilt(Objective[NodeExamples]):
 
         edges, origins = rollout.edges, split_origins(rollout)
         latents = edges.stored[edges.before[origins]].float()
+        score = torch.zeros(len(origins), dtype=torch.float64, device=latents.device)
         direction, centre = (torch.zeros_like(latents, dtype=torch.float32) for _ in range(2))
         moves, used = (torch.zeros(len(origins), dtype=torch.bool, device=latents.device) for _ in range(2))
         for row, sample, child in leaves_below(rollout, origins, credit.used, grad_mask):
@@ -93,17 +139,65 @@ class Tilt(Objective[NodeExamples]):
             tilt = sibling_covariance(clean, advantage, which, child, len(below))
             direction[below], centre[below], used[below] = tilt.direction, tilt.centre, True
             moves[below] = (tilt.direction != 0).flatten(1).any(dim=1)
+            if self.keep is not None:
+                score[below] = self._score(tilt.direction, advantage, which, child)
         active = used if self.trains_uncredited else moves
+        chosen = torch.ones_like(moves)
+        if self.keep is not None:
+            chosen = self._choose(rollout.batch, edges.prompt[origins], score.masked_fill(~moves, torch.nan))
         node = origin_nodes(edges, rollout.forest)[origins.cpu()]
         return NodeExamples(
             latents=latents,
             sigma=edges.sigma[origins],
             prompt=edges.prompt[origins],
-            active=active,
+            active=active & chosen,
             node=node,
             direction=direction,
             centre=centre,
+            chosen=chosen,
         )
+
+    def _score(self, direction: Tensor, advantage: Tensor, node: Tensor, child: Tensor) -> Tensor:
+        """Return (U,) float64, what nodes with these directions (U, ...) are chosen by; random choices heed none."""
+        from diffrl.functional.covariance import between_variance
+
+        if self.by == "contrast":
+            return between_variance(advantage, node, child, len(direction))
+        return direction.flatten(1).square().mean(dim=1).sqrt().double()
+
+    def _choose(self, batch: PromptBatch, prompt: Tensor, score: Tensor) -> Tensor:
+        """Return (U,) bool, the nodes of each prompt with the largest scores, of equal ones the first.
+
+        Random choices are keyed by (seed, iteration, group), so they do not depend on ranks.
+
+        Args:
+            batch: the prompts.
+            prompt: (U,) int64 row of each node's prompt.
+            score: (U,) float64, NaN of those without direction, which are chosen last.
+        """
+        import torch
+
+        from diffrl.functional.selection import largest, random_choice
+        from diffrl.functional.tree_counts import trained_nodes
+        from diffrl.rollout.address import Purpose
+        from diffrl.rollout.noise import generator_at
+
+        chosen, score = torch.zeros_like(prompt, dtype=torch.bool), score.cpu()
+        for row in prompt.unique().tolist():
+            nodes = torch.nonzero(prompt == row).flatten()
+            scores, keep = score[nodes.cpu()], trained_nodes(self.keep, len(nodes))
+            if self.by == "random":
+                generator = generator_at(self.seed, batch.iteration, batch.groups[row], Purpose.NODES)
+                order = torch.from_numpy(generator.permutation(len(nodes)))
+                picked = random_choice(scores, keep, order).indices
+            else:
+                picked = largest(scores, keep)
+            chosen[nodes[picked.to(nodes.device)]] = True
+        return chosen
+
+    def idle_units(self, examples: NodeExamples) -> int:
+        """Return how many nodes that were chosen have nothing to train."""
+        return int((examples.chosen & ~examples.active).sum())
 
     def loss(
         self, examples: NodeExamples, policy: Velocity, reference: Velocity | None

@@ -44,3 +44,4 @@ class Purpose(Enum):
     UPDATE_SHARES = ()
     CANDIDATES = (1,)
     NOISE_LEVELS = (2,)
+    NODES = (3,)

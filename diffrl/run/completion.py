@@ -72,7 +72,7 @@ def run_to_completion(
     with Progress(console, iterations, quiet=not main) as progress:
         if session.copy is not None and main:
             write_json(run_dir / "precision.json", asdict(session.copy.report))
-            progress.message(describe(session.copy.report))
+            progress.message(describe(session.copy.report, draws=session.config.rollout.draw is not None))
         saved = None if checkpoint is None else checkpoint.step
         journal = Journal(run_dir, session.config, session.ranks, progress.message, saved)
         stop.processes, stop.speaks, stop.log = session.ranks.world, main, journal.log
@@ -157,15 +157,16 @@ def _close(journal: Journal) -> None:
         journal.log(str(error))
 
 
-def describe(report: PrecisionReport) -> str:
-    """Return what explores, in one line; what the user should know of it in further ones."""
+def describe(report: PrecisionReport, draws: bool) -> str:
+    """Return what explores, or draws what trains, in one line; what the user should know of it in further ones."""
     flops = "" if report.flops_quantised is None else f" and {report.flops_quantised:.0%} of the FLOPs"
+    what = "Drawing what trains" if draws else "Exploring"
     lines = [
-        f"Exploring in {report.precision} ({report.engine}): {report.parameters_quantised:.0%} of the parameters"
+        f"{what} in {report.precision} ({report.engine}): {report.parameters_quantised:.0%} of the parameters"
         f"{flops}, multiplied in {report.compute_dtype} with {report.scaling}; the list is in precision.json."
     ]
     if report.batch_dependent:
-        lines.append("A candidate's numbers depend a little on the others of its batch: activations share one scale.")
+        lines.append("A sample's numbers depend a little on the others of its batch: activations share one scale.")
     return "\n".join([*lines, *report.notes])
 
 

@@ -161,10 +161,10 @@ class Updater:
         ]
 
     def _count_inactive(self, examples: Sequence[Examples]) -> None:
-        """Count evaluations that inactive units would have cost, of whichever network the objective evaluates."""
+        """Count evaluations that idle units would have cost, of whichever network the objective evaluates."""
         policy, reference = [], 0
         for loss, part in zip(self.session.losses, examples, strict=True):
-            o, inactive = loss.objective, int((~part.active).sum())
+            o, inactive = loss.objective, loss.objective.idle_units(part)
             policy.append(inactive * (1 + o.needs_old_velocity + o.group_evaluations))
             reference += inactive * o.needs_reference
         self.observer.left_out(policy, reference)

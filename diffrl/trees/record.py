@@ -73,7 +73,8 @@ class UpdateEffect:
 
     Args:
         sigma: noise level at which the node splits.
-        trained: whether it was in the loss with a weight: it has a direction, or is pulled to the reference.
+        trained: whether it was in the loss with a weight: it has a direction, or is pulled to the reference, and is
+            among the nodes that were chosen.
         size: root mean square of C, in latent units; 0 where there is none, None if it is not finite.
         children: of the node, those with samples that were compared.
         pulls: weight of each of these samples in C, by the node it grows from; above 0 the prediction moves towards it.
@@ -182,6 +183,8 @@ class TreeRecord:
         metadata: JSON values that came with the prompt.
         weights: of each reward that was asked, "weight", "shift" and "scale" in this iteration: a leaf's total is the
             sum of weight * (raw - shift) / scale.
+        drawn: words on the copy that drew the samples: precision, engine, and age of its weights in iterations; None
+            where the policy drew them.
         format: of the document.
     """
 
@@ -198,6 +201,7 @@ class TreeRecord:
     nodes: Sequence[TreeNode]
     metadata: Mapping[str, Any] = field(default_factory=dict)
     weights: Mapping[str, Scaling] = field(default_factory=dict)
+    drawn: Mapping[str, Word] | None = None
     format: Literal[1] = 1
 
     @property

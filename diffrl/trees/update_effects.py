@@ -41,9 +41,9 @@ class UpdateEffects:
     dtype: torch.dtype
 
     def row_of(self, node: int) -> int | None:
-        """Return the row of a node of the forest; None if it does not split, or has no direction to show."""
+        """Return the row of a node of the forest; None if it does not split, or trains along no direction."""
         row = self.node.index(node) if node in self.node else None
-        return row if row is not None and self.effect[row].size != 0 else None
+        return row if row is not None and self.effect[row].trained and self.effect[row].size != 0 else None
 
     def predictions(self, row: int) -> Tensor:
         """Return (3, ...) latents before the updates, as asked for, and after them."""

@@ -181,5 +181,6 @@ def flops_by_phase(evaluations: Mapping[str, int], each: int | None) -> dict[str
         return {}
     by_phase = {phase: float(each * evaluations[phase]) for phase in DRAWN}
     by_phase["update"] = float(each * TRAINED * evaluations["update"])
-    by_phase["update"] += each * sum(evaluations[name] for name in UNGRADED if name not in DRAWN)
+    by_phase["rollout"] += each * evaluations["audit"]
+    by_phase["update"] += each * sum(evaluations[name] for name in UNGRADED if name not in (*DRAWN, "audit"))
     return by_phase | {"iteration": sum(by_phase.values())}

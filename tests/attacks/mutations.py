@@ -83,7 +83,10 @@ MUTATIONS = [
             "functional.turning_points:_balanced": ["torch.minimum(A, B) -> torch.maximum(A, B)"],
             "functional.turning_points:find_turning_points": ["A | _agree(B, C) -> _agree(B, C)", "A - B - C -> A - B"],
         },
-        "functional/test_covariance.py": {"functional.covariance:sibling_covariance": ["A[B] - C -> A[B] - 1 #1"]},
+        "functional/test_covariance.py": {
+            "functional.covariance:sibling_covariance": ["A[B] - C -> A[B] - 1 #1"],
+            "functional.covariance:between_variance": ["A.clamp_min(0) -> A"],
+        },
         "functional/test_selection.py": {
             "functional.selection:best_worst": ["A - A // 2 -> A // 2"],
             "functional.selection:_gaps": ["lambda pair: A - B -> lambda pair: A"],
@@ -118,7 +121,10 @@ MUTATIONS = [
             "objectives.noised:SampleLoss.examples": ["noised(A, B, C, D, E) -> noised(A, B, C, D, False)"],
             "objectives.crd:CRD.precompute_group_terms": ["group_mean(A, B, C) -> group_mean(A, 0 * B, C)"],
         },
-        "objectives/test_tilt.py": {"objectives.tilt:Tilt.examples": ["A if self.trains_uncredited else B -> B"]},
+        "objectives/test_tilt.py": {
+            "objectives.tilt:Tilt.examples": ["A if self.trains_uncredited else B -> B", "A & chosen -> A"],
+            "objectives.tilt:Tilt.idle_units": ["A & ~B -> ~B"],
+        },
         "training/test_tilt_training.py": {
             "training.update:Updater.update": ["C.kl_guidance -> C.rollout.guidance_scale"],
         },

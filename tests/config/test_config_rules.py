@@ -62,6 +62,13 @@ GOOD = {
         "train": {"updates_per_iteration": 3},
     },
     "tilt": {"objective": TILT, "credit": {}},
+    "tilt of all nine nodes": {"objective": TILT | {"nodes": {"keep": 9, "by": "random"}}, "credit": {}},
+    "tilt of a share": {"objective": TILT | {"nodes": {"keep": 0.5}}, "credit": {}},
+    "tilt of a pool's nodes": {
+        "objective": TILT | {"nodes": {"keep": 18}},
+        "credit": {},
+        "rollout": {"explore": EXPLORE | {"keep": 12}},
+    },
     "tilt of pruned trees": {"objective": TILT, "credit": {"prune": {"width": "extremes", "best": 2}}},
     "gdpo": {"credit": {"combine": "gdpo"}},
     "mc-grpo": {"credit": {"baseline": "median", "std": "mad"}},
@@ -182,6 +189,18 @@ BAD = [
     ({"train": {"updates_per_iteration": 25}, "objective": NFT | {"levels": 2}, "credit": {}},
      "rollout.tree's samples * objective.levels. Got updates_per_iteration=25, with 24 of them."),
     ({"objective": NFT | {"edges": {}}}, "objective.old_decay_max must be 0 with objective.edges: a policy that lags"),
+    ({"objective": TILT | {"nodes": {"keep": 10}}, "credit": {}},
+     "objective.nodes.keep must be <= the nodes of a prompt that split, those of all its trees at all of "
+     "rollout.tree.splits, or a share of them below 1. Got keep=10, with 9 of them. Lower keep, or set "
+     "objective.nodes: null"),
+    *(({"objective": TILT | {"nodes": {"keep": keep}}, "credit": {}},
+       "objective.nodes.keep must be a whole number >= 1, the nodes of a prompt that train, or a share of them > 0 and "
+       f"< 1. Got {got}. To train all")
+      for keep, got in ((0, "0"), (1.5, "1.5"), (True, "true"), (-3, "-3"), (1.0, "1.0"), (0.0, "0.0"), ("2", '"2"'))),
+    ({"objective": TILT | {"nodes": {"keep": 2, "by": "depth"}}, "credit": {}},
+     'objective.nodes.by must be one of contrast, direction, random. Got "depth".'),
+    ({"objective": TILT | {"nodes": {"by": "random"}}, "credit": {}}, "objective.nodes.keep is missing. Add it"),
+    ({"objective": {"kind": "grpo", "nodes": {"keep": 2}}}, "objective.nodes is not a key of kind grpo."),
     ({"objective": TILT, "credit": {}, "train": {"updates_per_iteration": 2}},
      "train.updates_per_iteration must be 1 with objective.kind: tilt"),
     ({"objective": TILT},

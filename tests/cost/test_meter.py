@@ -57,6 +57,14 @@ CASES = {  # exact ones
                     "guidance_scale": 2.0},
         "objective": {"kind": "tilt", "kl": 0.1}, "train": {"updates_per_iteration": 1},
     },
+    "tilt, some nodes, kl": {
+        "rollout": {"stochastic": {"kind": "all"}, "tree": {"roots": 2, "splits": [1, 3], "branches": [3, 2]}},
+        "objective": {"kind": "tilt", "kl": 0.1, "nodes": {"keep": 3}}, "train": {"updates_per_iteration": 1},
+    },
+    "tilt, a share of nodes, guidance": {
+        "rollout": FOREST | {"guidance_scale": 2.0},
+        "objective": {"kind": "tilt", "nodes": {"keep": 0.4, "by": "random"}}, "train": {"updates_per_iteration": 1},
+    },
     "explore chains, audits and kl": {
         "rollout": CHAINS | {"explore": EXPLORE | {"steps": None, "candidates": 7, "keep": 3}},
         "objective": {"kl": 0.1},
@@ -77,6 +85,11 @@ BOUNDED = {
         "objective": {"kind": "tilt"},
         "train": {"updates_per_iteration": 1},
     },
+    "explore a forest, tilt, some nodes": {
+        "rollout": FOREST | {"explore": EXPLORE},
+        "objective": {"kind": "tilt", "nodes": {"keep": 2}},
+        "train": {"updates_per_iteration": 1},
+    },
     "explore a forest": {"rollout": FOREST | {"explore": EXPLORE}, "credit": FUSED},
     "explore a forest, ode values": {
         "rollout": FOREST | {"explore": EXPLORE | {"select": "sibling_contrast"}},
@@ -85,7 +98,7 @@ BOUNDED = {
 }
 ALIKE = {
     *("chains", "forest", "forest, all, uneven branches", "ode values of chains", "explore chains"),
-    *("explore a forest", "explore a forest, tilt"),
+    *("explore a forest", "explore a forest, tilt", "tilt, a share of nodes, guidance"),
     *("dgpo, own policy, lora", "crd, own policy", "awm, own policy, kl"),
     *("predicted_x0", "nft", "ode values of a forest, two rewards"),
 }

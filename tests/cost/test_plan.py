@@ -54,6 +54,7 @@ def test_a_run_added_up_by_hand():
     assert plan.network_evaluations == {
         "explore": 0,
         "rollout": 2940,  # 7 iterations x 30 samples x 7 steps x 2 for guidance
+        "audit": 0,
         "values": 0,
         "old": 0,
         "group": 0,
@@ -70,7 +71,7 @@ def test_a_run_added_up_by_hand():
 def test_neither_guidance_nor_reference_where_there_is_none():
     plan = make_plan(config_of(rollout={"guidance_scale": 1.0}, objective={"kl": 0.0}, eval={"guidance_scale": 2}))
     assert plan.network_evaluations == {
-        "explore": 0, "rollout": 1470, "values": 0, "old": 0, "group": 0, "update": 630, "reference": 0, "gate": 90,
+        "explore": 0, "rollout": 1470, "audit": 0, "values": 0, "old": 0, "group": 0, "update": 630, "reference": 0, "gate": 90,
         "evaluation": 1144,
     }  # fmt: skip
 
@@ -310,7 +311,7 @@ def test_the_exploring_copy_has_its_precisions_bytes(precision, size):
         return memory_of(FLUX | {"lora": LORA, "device": device}, rollout={"explore": explore})
 
     def copy(**changes):
-        return memory(**changes).kept["exploring copy"]
+        return memory(**changes).kept["low-precision copy"]
 
     modulation = (19 * 2 * 6 + 38 * 3) * 3072 * 3072
     assert copy() == pytest.approx(2 * modulation + size * (11_901_408_320 - modulation), rel=0.02)

@@ -100,6 +100,14 @@ def tilt_run(pipeline, directory):
     return data
 
 
+def nodes_run(pipeline, directory):
+    """The same of some nodes, chosen at random, pulled to a reference."""
+    data = tilt_run(pipeline, directory)
+    data["objective"] |= {"kl": 0.1, "nodes": {"keep": 2, "by": "random"}}
+    data["prompts"]["per_iteration"] = 4
+    return data
+
+
 def group_run(pipeline, directory):
     """Groups that are compared before each update; one rank has none of which anything trains."""
     data = idle_rank_run(pipeline, directory) | {"objective": {"kind": "dgpo", "kl": 0.0, "levels": 3}, "credit": {}}
@@ -145,6 +153,7 @@ FORESTS = {
     "idle": idle_rank_run,
     "exploring": exploring_run,
     "tilt": tilt_run,
+    "nodes": nodes_run,
     "grouped": group_run,
     "networks": two_networks_run,
 }

@@ -10,6 +10,7 @@ import torch
 
 from diffrl.functional.selection import (
     best_worst,
+    largest,
     max_variance,
     quantise,
     random_choice,
@@ -249,6 +250,14 @@ def test_random_choice_follows_the_order():
     for order in ([0, 1, 2, 3], [0, 1, 2, 3, 3], [1, 2, 3, 4, 5]):
         with pytest.raises(ValueError, match=r"permutation of 0\.\.4"):
             random_choice(rewards, 2, torch.tensor(order))
+
+
+def test_the_largest_come_first_and_those_without_a_number_last():
+    scores = torch.tensor([0.5, NAN, 0.1, 0.9, 0.5, 0.9 + 1e-9, math.inf], dtype=torch.float64)
+    for keep, expected in enumerate(([3], [3, 5], [3, 5, 0], [3, 5, 0, 4], [3, 5, 0, 4, 2], [3, 5, 0, 4, 2, 1]), 1):
+        assert largest(scores, keep).tolist() == expected
+    with pytest.raises(ValueError, match=r"keep must be in \[1, N\]"):
+        largest(scores, 8)
 
 
 def test_select_all_keeps_the_order_and_the_failed():

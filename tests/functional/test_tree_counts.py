@@ -6,7 +6,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from diffrl.functional.tree_counts import alive_per_level, ends_per_tree, forwards_per_tree, origins_per_tree
+from diffrl.functional.tree_counts import (
+    alive_per_level,
+    ends_per_tree,
+    forwards_per_tree,
+    origins_per_tree,
+    trained_nodes,
+)
 
 TREES = [(t, k, b) for t in (3, 5, 7) for k in (2, 3) for m in (1, 2, 3) for b in combinations(range(t - 1), m)]
 
@@ -51,3 +57,9 @@ def test_any_branching_by_counting_prefixes(steps, data):
     assert alive_per_level(range(steps), branching) == alive
     assert ends_per_tree(branching) == ends
     assert origins_per_tree(branching) == {step: alive[step] for step in branching}
+
+
+@given(st.integers(1, 500), st.integers(1, 99))
+def test_a_share_of_nodes_is_rounded_up(nodes, percent):
+    assert trained_nodes(percent / 100, nodes) == -(-percent * nodes // 100) >= 1
+    assert trained_nodes(percent, nodes) == min(percent, nodes) and trained_nodes(None, nodes) == nodes

@@ -42,7 +42,7 @@ def test_the_story_tells_of_splits_and_of_nothing_that_did_not_train():
     found = told(tilted())
     assert {"contrast", "credit"}.isdisjoint(found) and found["sampled"]["Images that train"] == "4 of 4"
     assert found["splits"] == {
-        "Splits with a direction": "2 of 3",
+        "Splits that train along their direction": "2 of 3",
         "Longest directions, at": "1 (noise level 1.00, 0.200 in latent units), "
         "1a (noise level 0.50, 0.100 in latent units)",
     }
@@ -70,6 +70,7 @@ def test_its_references_and_pictures_are_those_of_nodes():
         ({"children": 0, "pulls": {}}, "fewer than two of its branches"),
         ({"children": 2, "pulls": {5: 0.0, 6: 0.0}}, "the same advantage"),
         ({"children": 2, "pulls": {2: 0.0, 3: 0.0}}, "do not differ"),
+        ({"size": 0.3, "pulls": {5: 0.2, 6: -0.2}}, "others of the prompt were chosen"),
     ],
 )
 def test_why_a_split_does_not_train(push, reason):
@@ -99,7 +100,7 @@ def test_equal_rewards_teach_no_split():
     ]  # fmt: skip
     found = told(replace(tree, nodes=nodes))
     assert found["idle"] == {"Equal rewards, so advantages are 0: splits": "no credit"}
-    assert found["splits"] == {"Splits with a direction": "0 of 3"}
+    assert found["splits"] == {"Splits that train along their direction": "0 of 3"}
 
 
 def test_pictures_without_weight_do_not_train():

@@ -6,6 +6,7 @@ from dataclasses import replace
 
 import pytest
 
+from diffrl.gallery.trees.glossary import glossary
 from diffrl.gallery.trees.story import story
 from diffrl.gallery.trees.view import tree_view, verdict
 from diffrl.trees.record import TreeLeaf, TreeNode
@@ -183,3 +184,13 @@ def test_names_tell_the_path():
     names = tree_view(made_trees.forest()).names
     assert names[:8] == ["1", "1a", "1aa", "1ab", "1b", "1ba", "1bb", "2"]
     assert tree_view(made_trees.chains(2, 2)).names == ["1", "1.1", "1.2", "2", "2.1", "2.2"]
+
+
+@pytest.mark.parametrize(("age", "weights"), [(0, "weights of iteration 40"), (3, "weights of iteration 37, 3 before")])
+def test_a_copy_that_drew_is_named_with_its_weights(age, weights):
+    drawn = {"precision": "fp8", "engine": "emulated", "age": age}
+    tree = replace(split({"advantage": 1.0}, {"advantage": -1.0}), iteration=40, drawn=drawn)
+    assert told(tree)["sampled"]["Drawn in"].startswith(f"FP8 (emulated), with the {weights}")
+    assert told(tree)["reckoning"]["drawn: engine"] == "emulated, how it computes with them"
+    assert any(name == "FP8 (emulated)" for name, _ in glossary(tree_view(tree)))
+    assert "Drawn in" not in told(replace(tree, drawn=None))["sampled"]

@@ -5,6 +5,7 @@ from dataclasses import replace
 import pytest
 import torch
 
+from diffrl.functional.covariance import between_variance
 from diffrl.functional.gaussian import log_prob
 from diffrl.objectives.tilt import Tilt
 from diffrl.records import Credit, Edges, Forest, Prompt, PromptBatch, Rollout
@@ -105,6 +106,62 @@ def test_a_node_whose_leaves_score_alike_is_not_evaluated_unless_the_reference_p
     own = own[[WHOLE.branching[int(step)] > 1 for step in rollout.edges.step]]
     assert torch.equal(plain.active, own == 1)
     assert int((~pulled.active).sum()) == 1  # the last split above the two samples that are not used
+
+
+def scores_of(forest, credit, kept, nodes, directions, by):
+    """Each node's score, one by one."""
+    scores = []
+    for node, direction in zip(nodes, directions, strict=True):
+        used = [(s, c) for s, c in samples_below(forest, node) if credit.used[s] and kept[c]]
+        samples, children = torch.tensor(used, dtype=torch.int64).reshape(-1, 2).unbind(1)
+        spread = between_variance(credit.outcome[samples], torch.zeros_like(samples), children, 1)
+        score = {"contrast": float(spread), "direction": float(direction.square().mean().sqrt())}[by]
+        scores.append(score if float(direction.abs().max()) else -1.0)
+    return scores
+
+
+@pytest.mark.parametrize("by", ["contrast", "direction"])
+@pytest.mark.parametrize(("keep", "count"), [(1, 1), (3, 3), (0.3, 3), (7, 7), (8, 8)])
+@pytest.mark.parametrize("kl", [0.0, 0.1])
+def test_the_nodes_of_each_prompt_with_the_largest_scores_train(by, keep, count, kl):
+    """8 of each prompt: two roots, and three below each; pruned, and with samples that are not used."""
+    rollout, credit = rollout_of(WHOLE), credit_of(WHOLE, unused=(1, 3, 4, 12, 13))
+    kept = (WHOLE.parent >= 0) & (torch.arange(len(WHOLE.parent)) % 11 != 5)
+    every = examples_of(Tilt(transition, kl), rollout, credit, kept)
+    some = examples_of(Tilt(transition, kl, keep=keep, by=by), rollout, credit, kept)
+    scores = scores_of(WHOLE, credit, kept, every.node.tolist(), every.direction, by)
+    assert torch.equal(some.direction, every.direction) and every.chosen.all()
+    for row in (0, 1):
+        own = torch.nonzero(every.prompt == row).flatten().tolist()
+        best = sorted(own, key=lambda unit: (-scores[unit], unit))[:count]
+        assert len(own) == 8 and torch.nonzero(some.chosen & (some.prompt == row)).flatten().tolist() == sorted(best)
+    assert torch.equal(some.active, every.active & some.chosen)
+    objective = Tilt(transition, keep=keep)
+    assert objective.idle_units(some) == 2 * count - int(some.active.sum())
+    assert objective.idle_units(every) == int((~every.active).sum())
+
+
+def test_among_equal_scores_the_first_nodes_train():
+    rollout, credit = rollout_of(WHOLE), credit_of(WHOLE)
+    alike = replace(credit, outcome=(torch.arange(len(WHOLE)) % 2).float())  # the last splits all differ by as much
+    chosen = examples_of(Tilt(transition, keep=4), rollout, alike).chosen
+    assert torch.nonzero(chosen).flatten().tolist() == [4, 5, 6, 7, 10, 11, 12, 13]
+
+
+def test_random_nodes_are_those_of_seed_iteration_and_group():
+    rollout, credit = rollout_of(WHOLE), credit_of(WHOLE, unused=(0, 1))
+
+    def chosen(seed=5, groups=(0, 1), iteration=0):
+        batch = replace(rollout.batch, groups=list(groups), iteration=iteration)
+        objective = Tilt(transition, seed=seed, keep=0.4, by="random")
+        examples = examples_of(objective, replace(rollout, batch=batch), credit)
+        assert (examples.active == examples.chosen).all()  # one without direction is not among four of eight
+        return [examples.chosen[examples.prompt == row].tolist() for row in (0, 1)]
+
+    first = chosen()
+    assert first == chosen() and [sum(row) for row in first] == [4, 4] and first[0] != first[1]
+    assert chosen(groups=(3, 1))[1] == first[1] and chosen(groups=(3, 1))[0] != first[0]
+    assert chosen(seed=6) != first and chosen(iteration=1) != first
 
 
 @pytest.mark.parametrize("kl", [0.0, 0.4])

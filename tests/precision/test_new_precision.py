@@ -76,7 +76,7 @@ from diffrl.gallery.trees.story import precision
 
 path = sys.argv[1]
 def copy_of(precision):
-    return make_plan(load_config(path, [f"rollout.explore.precision={precision}"])).memory.kept["exploring copy"]
+    return make_plan(load_config(path, [f"rollout.explore.precision={precision}"])).memory.kept["low-precision copy"]
 
 facts = {
     "planned": {name: copy_of(name) for name in ("e5m2", "int8", "bfloat16")},

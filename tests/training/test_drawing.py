@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from diffrl.config.load import make_config
-from diffrl.errors import ConfigError
+from diffrl.errors import ConfigError, GuardStop
 from diffrl.rollout.tree import plan_forest
 from diffrl.training.drawing import FidelityWatch, mean_cosine, taught
 from diffrl.training.loop import Trainer
@@ -29,13 +29,21 @@ def drawn_data(pipeline, directory, draw=NVFP4, **changes):
 # --- who draws -------------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.parametrize("at_once", [None, 1])
 @pytest.mark.parametrize("draw", daily([NVFP4, INT8, {"precision": "bfloat16"}], [NVFP4, INT8]))
-def test_the_copy_draws_and_the_gate_sees_its_densities(random_sd3, tmp_path, draw):
-    """A ratio of 1 of the copy that drew; under the policy the same steps have another density."""
-    trainer = make_trainer(drawn_data(random_sd3, tmp_path, draw))
+def test_the_copy_draws_and_the_gate_sees_its_densities(random_sd3, tmp_path, draw, at_once):
+    """A ratio of 1 of the copy that drew, to the last bit in the rollout's own calls; not under the policy."""
+    data = drawn_data(random_sd3, tmp_path, draw, train={"micro_batch": 2, "updates_per_iteration": 1})
+    data["rollout"] |= {"micro_batch": 3, "prompts_at_once": at_once}
+    trainer = make_trainer(data)
     done = trainer.iterate()
     meter, forest = trainer.session.meter, done.samples.rollout.forest
-    assert done.metrics["update/on_policy_error"] < 1e-5
+    assert done.metrics["update/on_policy_error"] == 0
+    trainer.updater.updates = 0
+    with pytest.raises(GuardStop, match="the ratio must be 1"):
+        trainer.updater.gate(
+            done.samples.rollout, trainer.updater.velocities(trainer.encoded(done.samples.rollout.batch))
+        )
     assert meter.by_precision[draw["precision"]] > meter.evaluations["rollout"] > len(forest.parent)
     assert 0 < done.metrics["draw/prediction_error"] < 1 and -1 <= done.metrics["draw/cosine"] <= 1
     engine = draw.get("engine", "torch")

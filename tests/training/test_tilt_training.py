@@ -5,6 +5,7 @@ import torch
 
 import diffrl.training.update as update
 from diffrl.errors import GuardStop
+from diffrl.functional.covariance import between_variance
 from diffrl.models.loading import load_adapter
 from diffrl.objectives.tilt import split_origins
 from diffrl.rollout.denoise import velocity_of
@@ -26,15 +27,21 @@ def tilt_data(pipeline, directory, rollout=UNEVEN, kl=0.0, **changes):
 
 
 LORA = {"rank": 3, "alpha": 5, "targets": ["to_q", "to_v"]}
-CASES = [(None, 1.0), (LORA, 1.0), (None, 2.5), (LORA, 2.5)]
+CASES = [(None, 1.0, None), (LORA, 1.0, None), (None, 2.5, None), (LORA, 2.5, None), (None, 1.0, 3)]
 
 
-@pytest.mark.parametrize(("lora", "guidance_scale"), daily(CASES, [CASES[0], CASES[3]]))
-def test_the_gradient_is_that_of_a_regression_at_the_splits(random_sd3, tmp_path, monkeypatch, lora, guidance_scale):
-    """Against autograd of |x0hat - (x0hat_old + C)|^2 over nodes that are found, and averaged, one by one."""
+@pytest.mark.parametrize(("lora", "guidance_scale", "keep"), daily(CASES, [CASES[0], CASES[3], CASES[4]]))
+def test_the_gradient_is_that_of_a_regression_at_the_splits(
+    random_sd3, tmp_path, monkeypatch, lora, guidance_scale, keep
+):
+    """Against autograd of |x0hat - (x0hat_old + C)|^2 over nodes that are found, and averaged, one by one.
+
+    Where some are kept, each other node counts as 0.
+    """
     model = {"family": "sd3", "path": str(random_sd3), "lora": lora}
     data = tilt_data(random_sd3, tmp_path, model=model, train={"micro_batch": 5, "max_grad_norm": None})
     data["rollout"] |= {"guidance_scale": guidance_scale}
+    data["objective"]["nodes"] = keep and {"keep": keep}
     trainer = make_trainer(data)
     generator = torch.Generator().manual_seed(7)
     for parameter in trainer.session.policy.parameters.values():  # LoRA starts as a zero that would hide mistakes
@@ -56,7 +63,7 @@ def test_the_gradient_is_that_of_a_regression_at_the_splits(random_sd3, tmp_path
     for name, parameter in trainer.session.policy.parameters.items():
         parameter.data, parameter.grad = weights[name], None
     rollout, predict = drawn.rollout, velocity_of(trainer.session.adapter, conditioning, guidance_scale)
-    forest, edges, nodes, total = rollout.forest, rollout.edges, 0, torch.zeros(())
+    forest, edges, terms = rollout.forest, rollout.edges, {0: [], 1: []}
     paths = [[]] * len(forest)
     for sample, node in enumerate(forest.leaf.tolist()):
         path = [node]
@@ -69,16 +76,18 @@ def test_the_gradient_is_that_of_a_regression_at_the_splits(random_sd3, tmp_path
         pairs = [(i, j) for i, child in below for j, other in below if child != other]
         a, x0 = credit.outcome, rollout.latents
         direction = sum((a[i] - a[j]) * (x0[i] - x0[j]) / 2 for i, j in pairs) / len(pairs)
-        nodes += 1
-        if not float(direction.abs().max()):
-            continue
+        leaves, children = (torch.tensor(column) for column in zip(*below, strict=True))
+        contrast = between_variance(a[leaves], torch.zeros_like(leaves), children, 1)
         x, sigma = edges.latents[origin : origin + 1], edges.sigma[origin : origin + 1]
         prediction = x - sigma * predict(x, sigma, edges.prompt[origin : origin + 1])
         centre = x0[[s for s, _ in below]].mean(0)
         scale = (prediction.detach() - centre).abs().mean()
-        total = total + (prediction - (prediction.detach() + direction)).square().mean() / scale
-    (total / nodes).backward()
-    assert nodes == 2 * 2 * (1 + 3) and 0 < seen["evaluated"] <= nodes
+        term = (prediction - (prediction.detach() + direction)).square().mean() / scale
+        terms[int(edges.prompt[origin])].append((float(contrast), term))
+    chosen = [term for own in terms.values() for _, term in sorted(own, key=lambda pair: -pair[0])[:keep]]
+    (sum(chosen) / 16).backward()
+    assert [len(own) for own in terms.values()] == [8, 8] and len(chosen) == 2 * (keep or 8)
+    assert 0 < seen["evaluated"] <= len(chosen)
     own = {name: p.grad for name, p in trainer.session.policy.parameters.items() if p.grad is not None}
     assert flat(own).norm() > 0
     torch.testing.assert_close(flat(seen["gradient"]), flat(own), rtol=2e-3, atol=1e-5 * float(flat(own).abs().max()))
@@ -141,10 +150,12 @@ def test_a_guided_reference_pulls_to_what_guidance_gives(random_sd3, tmp_path, l
 
 
 @pytest.mark.long
-def test_a_run_that_goes_on_is_the_run_that_was_not_interrupted(random_sd3, tmp_path, monkeypatch):
+@pytest.mark.parametrize("nodes", [None, {"keep": 3}, {"keep": 0.5, "by": "random"}])
+def test_a_run_that_goes_on_is_the_run_that_was_not_interrupted(random_sd3, tmp_path, monkeypatch, nodes):
     """Two stages, so that splits lack some of their children, and audits that must train nothing."""
     explore = {"precision": "training", "steps": None, "candidates": 18, "keep": 12, "audit": 1}
     data = tilt_data(random_sd3, tmp_path / "a", UNEVEN | {"explore": explore})
+    data["objective"]["nodes"] = nodes
     data["run"] |= {"iterations": 3, "checkpoint_every": 1}
     straight, _ = start(data)
     data["run"]["dir"] = str(tmp_path / "b")

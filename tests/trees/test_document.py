@@ -293,6 +293,16 @@ def test_values_are_the_means_of_the_leaves_below(random_sd3, tmp_path, rollout)
 
 
 @pytest.mark.long
+def test_a_tree_names_the_copy_that_drew_it_and_how_old_its_weights_were(random_sd3, tmp_path):
+    draw = {"precision": "int8", "sync_every": 2}
+    data = forest_run(random_sd3, tmp_path, FOREST | {"draw": draw}, {}, train={"updates_per_iteration": 1})
+    data["objective"] = {"kind": "tilt"}
+    trees = kept(make_run(data)[1])
+    assert {tree.iteration: tree.drawn["age"] for tree in trees} == {0: 0, 1: 1}
+    assert {(tree.drawn["precision"], tree.drawn["engine"]) for tree in trees} == {("int8", "torch")}
+
+
+@pytest.mark.long
 def test_the_chosen_are_the_best_and_the_worst_and_their_paths_were_drawn(random_sd3, tmp_path):
     trees = kept(make_run(forest_run(random_sd3, tmp_path, WIDE))[1])
     for tree in trees:

@@ -130,11 +130,12 @@ def test_a_split_says_what_it_asked_for_and_what_became_of_it(random_sd3, tmp_pa
     assert moved_along > 0 or not seen  # one update serves all splits: single ones may lose by it
 
 
-@pytest.mark.parametrize("kl", daily([0.0, 0.3], [0.3]))
-def test_what_trained_is_what_the_loss_was_given(random_sd3, tmp_path, monkeypatch, kl):
+@pytest.mark.parametrize(("kl", "nodes"), daily([(0.0, None), (0.3, None), (0.0, {"keep": 2})], [(0.3, None)]))
+def test_what_trained_is_what_the_loss_was_given(random_sd3, tmp_path, monkeypatch, kl, nodes):
     """The nodes of every gradient are spied on; some of their samples cannot be scored."""
     reward = [{"name": "tests.training.scorers:Flaky", "options": {"how": "report"}}]
-    trainer, run = make_run(tilted(random_sd3, tmp_path, WIDE, objective=TILT | {"kl": kl}, rewards=reward))
+    objective = TILT | {"kl": kl, "nodes": nodes}
+    trainer, run = make_run(tilted(random_sd3, tmp_path, WIDE, objective=objective, rewards=reward))
     given, accumulate = {}, update.accumulate_gradient
 
     def spied(*, shares, **rest):

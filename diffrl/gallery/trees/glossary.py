@@ -67,11 +67,12 @@ def glossary(view: TreeView) -> list[tuple[str, str]]:
     """Return words and a sentence each, in the order in which the story comes to them."""
     record, rule, edges = view.record, view.record.rule, view.edges
     leaves = [node.leaf for node in view.leaves if node.leaf]
-    stage = record.explored or {}
+    stage = record.explored or record.drawn or {}
     emulated = ": emulated means that the values are rounded to it and multiplied in a wider format"
     name = str(stage.get("precision"))
     meaning = PRECISIONS[name].meaning if name in PRECISIONS else ""
-    stages = f"The exploring stage computed with {meaning}{emulated if stage.get('engine') == EMULATED else ''}."
+    what = "exploring stage" if record.explored else "copy that drew the images"
+    stages = f"The {what} computed with {meaning}{emulated if stage.get('engine') == EMULATED else ''}."
     verdict = any(view.passed(node) is not None for node in view.sampled_leaves)
     credited = any(known(leaf.advantage) for leaf in leaves)
     per_step = edges and credited and rule.get("reward") != "outcome"  # there a step has its images' credit

@@ -89,6 +89,11 @@ EXPLORED: Mapping[str, Gloss] = {
     "keep": lambda value: "candidates regenerated to train",
     "audit": lambda value: "regenerated at random, only to check the ranking",
 }
+DRAWN: Mapping[str, Gloss] = {
+    "precision": lambda value: "numbers that the copy that drew the images computes with",
+    "engine": lambda value: "how it computes with them",
+    "age": lambda value: "iterations since it was given the policy's weights",
+}
 
 
 def rules(view: TreeView) -> list[tuple[str, str]]:
@@ -101,6 +106,7 @@ def rules(view: TreeView) -> list[tuple[str, str]]:
     lines = [("reward =", text)] if (text := weights_text(view)) else []
     lines += [(key, text + _idle_clip(record.rule) * (key == "clip")) for key, text in _glossed(record.rule, RULE)]
     lines += [(f"explored: {key}", text) for key, text in _glossed(record.explored or {}, EXPLORED)]
+    lines += [(f"drawn: {key}", text) for key, text in _glossed(record.drawn or {}, DRAWN)]
     return [*lines, ("seed", str(record.seed))]
 
 

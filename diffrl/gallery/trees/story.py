@@ -18,7 +18,7 @@ from diffrl.gallery.trees.update import idle, update
 from diffrl.gallery.trees.view import PULLED, TreeView, total
 from diffrl.precision.facts import TRAINING
 from diffrl.precision.formats import PRECISIONS
-from diffrl.trees.record import TreeLeaf, TreeNode
+from diffrl.trees.record import TreeLeaf, TreeNode, TreeRecord
 
 FEW = 4
 """How many noise levels are named one by one."""
@@ -84,6 +84,8 @@ def sampled(view: TreeView) -> Section:
     record, leaves, steps = view.record, view.sampled_leaves, len(view.record.sigmas) - 1
     kinds = [_kind(node.leaf) for node in view.leaves if node.leaf and node.leaf.chosen is not None]
     facts = _pool(view, kinds) if record.explored else []
+    if record.drawn:
+        facts.append(fact("Drawn in", f"{precision(record.drawn)}, with the {drawing_weights(record)}"))
     facts += counts([("Images of this prompt", len(leaves)), ("Starting noises", len({node.root for node in leaves}))])
     for ways in sorted(set(record.branching.values()), reverse=True):
         levels = [level(record.sigmas[step]) for step in sorted(record.branching) if record.branching[step] == ways]
@@ -111,6 +113,12 @@ def _pool(view: TreeView, kinds: Sequence[str]) -> list[Fact]:
             *((f"Generated again: {why}", kinds.count(kind)) for kind, why in CHOSEN.items()),
         ]
     )
+
+
+def drawing_weights(record: TreeRecord) -> str:
+    """Return which weights of the policy a copy drew the samples with; iteration n is after n iterations."""
+    age = round(number((record.drawn or {}).get("age")))
+    return f"weights of iteration {record.iteration - age}" + (f", {age} before the newest" if age else "")
 
 
 def precision(stage: Mapping[str, Any]) -> str:
@@ -296,7 +304,7 @@ def lesson(view: TreeView) -> Section | None:
     if not view.trains_splits or not view.splits:
         return None
     active = [node for node in view.splits if view.split_trains(node) == "yes"]
-    facts = [fact("Splits with a direction", f"{len(active)} of {len(view.splits)}")]
+    facts = [fact("Splits that train along their direction", f"{len(active)} of {len(view.splits)}")]
 
     def length(node: TreeNode) -> str:
         facts = {one.label: one.value + one.note for one in split_facts(view, node)}

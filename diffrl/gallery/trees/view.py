@@ -196,10 +196,12 @@ class TreeView:
         return any(self.step_trains(edge) == "yes" for edge in self.path(leaf))
 
     def idle_split(self, node: TreeNode) -> str:
-        """Return why a split has no direction; "" where it has one, and where splits do not train."""
+        """Return why a split does not train along a direction; "" where it does, and where splits do not train."""
         effect = node.update_effect
         if effect is None or self.split_trains(node) == "yes":
             return ""
+        if not effect.trained and (number(effect.size) > 0 or not known(effect.size)):
+            return "others of the prompt were chosen (objective.nodes)"
         if effect.children < 2:
             return "fewer than two of its branches hold an image that counts, which leaves nothing to compare"
         leaves = [self.record.nodes[id].leaf for id in effect.pulls]
