@@ -191,6 +191,6 @@ def test_a_copy_that_drew_is_named_with_its_weights(age, weights):
     drawn = {"precision": "fp8", "engine": "emulated", "age": age}
     tree = replace(split({"advantage": 1.0}, {"advantage": -1.0}), iteration=40, drawn=drawn)
     assert told(tree)["sampled"]["Drawn in"].startswith(f"FP8 (emulated), with the {weights}")
-    assert told(tree)["reckoning"]["drawn: engine"] == "emulated, how it computes with them"
+    assert told(tree)["reckoning"]["drawn: engine"] == "emulated: how it computes with them"
     assert any(name == "FP8 (emulated)" for name, _ in glossary(tree_view(tree)))
     assert "Drawn in" not in told(replace(tree, drawn=None))["sampled"]

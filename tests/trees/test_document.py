@@ -297,6 +297,7 @@ def test_a_tree_names_the_copy_that_drew_it_and_how_old_its_weights_were(random_
     draw = {"precision": "int8", "sync_every": 2}
     data = forest_run(random_sd3, tmp_path, FOREST | {"draw": draw}, {}, train={"updates_per_iteration": 1})
     data["objective"] = {"kind": "tilt"}
+    data["run"] |= {"iterations": 2}
     trees = kept(make_run(data)[1])
     assert {tree.iteration: tree.drawn["age"] for tree in trees} == {0: 0, 1: 1}
     assert {(tree.drawn["precision"], tree.drawn["engine"]) for tree in trees} == {("int8", "torch")}
