@@ -71,8 +71,8 @@ def test_a_run_added_up_by_hand():
 def test_neither_guidance_nor_reference_where_there_is_none():
     plan = make_plan(config_of(rollout={"guidance_scale": 1.0}, objective={"kl": 0.0}, eval={"guidance_scale": 2}))
     assert plan.network_evaluations == {
-        "explore": 0, "rollout": 1470, "audit": 0, "values": 0, "old": 0, "group": 0, "update": 630, "reference": 0, "gate": 90,
-        "evaluation": 1144,
+        "explore": 0, "rollout": 1470, "audit": 0, "values": 0, "old": 0, "group": 0, "update": 630, "reference": 0,
+        "gate": 90, "evaluation": 1144,
     }  # fmt: skip
 
 
