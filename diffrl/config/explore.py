@@ -62,6 +62,11 @@ class CopySettings(Section):
         "code leaves (sd3, flux, sana). null = the family's own list.",
     )
 
+    @property
+    def is_copy(self) -> bool:
+        """Whether it is another network than the policy."""
+        return self.precision != TRAINING
+
     def copy_problems(self, key: str) -> list[str]:
         """List where the section, whose dotted path is `key`, contradicts itself."""
         if self.engine != AUTO and (self.precision == TRAINING or PRECISIONS[self.precision].everywhere):

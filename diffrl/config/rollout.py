@@ -12,7 +12,6 @@ from diffrl.config.tree import TreeSettings
 from diffrl.errors import ConfigError
 from diffrl.functional.steps import stochastic_steps
 from diffrl.functional.tree_counts import origins_per_tree
-from diffrl.precision.facts import TRAINING
 from diffrl.registry import DYNAMICS, require_call, resolve
 from diffrl.sections import (
     MOST_GUIDANCE,
@@ -217,7 +216,7 @@ class RolloutSettings(Section):
     def policy_copy(self) -> CopySettings | None:
         """The section that asks for a copy of the policy in another precision; None without one."""
         settings: CopySettings | None = self.explore or self.draw
-        return None if settings is None or settings.precision == TRAINING else settings
+        return settings if settings is not None and settings.is_copy else None
 
     @property
     def policy_copy_key(self) -> str:
