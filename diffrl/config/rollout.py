@@ -226,7 +226,10 @@ class RolloutSettings(Section):
     @property
     def low_precision(self) -> dict[str, str]:
         """Purposes of network evaluations that a copy serves, with its precision; see `diffrl.cost.meter`."""
-        return low_precision(self.explore and self.explore.precision, self.draw and self.draw.precision)
+        return low_precision(
+            explore=None if self.explore is None else self.explore.precision,
+            draw=None if self.draw is None else self.draw.precision,
+        )
 
     @property
     def redrawn(self) -> int:

@@ -6,6 +6,7 @@ import math
 from collections.abc import Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import replace
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -93,7 +94,7 @@ class Updater:
                         self.messages.report(note)
 
     def _errors(
-        self, objective: Objective, rollout: Rollout, velocity: Velocity, replayed: bool
+        self, objective: Objective[Any], rollout: Rollout, velocity: Velocity, replayed: bool
     ) -> Sequence[tuple[int, float]]:
         """Return |ratio - 1| of each step on this rank, by step."""
         if not replayed:
