@@ -221,6 +221,54 @@ def moving() -> Group:
     return Group(arms, 20_000, 3, questions, evals=1)
 
 
+DRAW = "rollout.draw={precision: %s, engine: %s, sync_every: %d, fidelity: {every: null}}"
+"""Nothing is audited: arms of equal iterations cost the same."""
+LOW = {"bfloat16": "auto", "int8": "auto", "fp8": "emulated", "nvfp4": "emulated"}
+SPLITS = {4: "[0, 2]", 10: "[0, 4]"}
+
+
+def drawn(world: str, steps: int, precisions: Iterable[str], ages: Iterable[int] = (), **options: Any) -> Group:
+    """Return the preset with its trees drawn by itself, by copies of lower precision, and by an NVFP4 copy that lags."""
+    full = factorial(world)["diffrl"].replace("rollout.steps=4", f"rollout.steps={steps}")
+    full += f" rollout.tree={{roots: 1, branches: 4, splits: {SPLITS[steps]}, correlation: 4.0}}"
+    arms = {"drawn in full": full}
+    arms |= {f"drawn in {name}": f"{full} {DRAW % (name, LOW[name], 1)}" for name in precisions}
+    arms |= {f"nvfp4, weights every {age}": f"{full} {DRAW % ('nvfp4', LOW['nvfp4'], age)}" for age in ages}
+    questions = {
+        "Does a low-precision tree cost anything?": tuple(("drawn in full", label) for label in list(arms)[1:])
+    }
+    return Group(arms, 20_000, 10, questions, evals=1, **options)
+
+
+def wide(world: str) -> Group:
+    """Return the preset on 10 steps with wider trees and deeper ones."""
+    full = factorial(world)["diffrl"].replace("rollout.steps=4", "rollout.steps=10")
+    tree = " rollout.tree={roots: 1, branches: %s, splits: %s, correlation: 4.0}"
+    shapes = {
+        "4 x 4": (4, [0, 4]),
+        "6 x 6": (6, [0, 4]),
+        "8 x 4": ([8, 4], [0, 4]),
+        "4 x 4 x 2": ([4, 4, 2], [0, 3, 6]),
+    }
+    arms = {label: full + tree % sizes for label, sizes in shapes.items()}
+    questions = {"Does a wider tree pay?": tuple(("4 x 4", label) for label in list(arms)[1:])}
+    return Group(arms, 20_000, 10, questions, evals=1)
+
+
+def nodes(world: str) -> Group:
+    """Return the preset with a deep tree on 10 steps, of whose 21 nodes all or eight train."""
+    deep = wide(world).arms["4 x 4 x 2"]
+    arms = {"all nodes": deep}
+    arms |= {
+        f"8 nodes, {by}": f"{deep} objective.nodes={{keep: 8, by: {by}}}" for by in ("contrast", "direction", "random")
+    }
+    questions = {
+        "Does a subset of the nodes pay?": tuple(("all nodes", label) for label in list(arms)[1:]),
+        "Is it the choice?": (("8 nodes, random", "8 nodes, contrast"), ("8 nodes, random", "8 nodes, direction")),
+    }
+    return Group(arms, 20_000, 10, questions, evals=1)
+
+
 WORDS = {label: arm for label, arm in factorial("words").items() if not label.endswith("ode")}
 PRICES = (1.0, 0.5, 0.25, 0.1)
 POOLS = {f"pool-{price:g}": price for price in PRICES}
@@ -236,6 +284,15 @@ GROUPS = {
     "guided-shapes": guided("shapes", 2),
     "guided-words": guided("words", 1),
     "moving": moving(),
+    "draw-shapes": drawn("shapes", 10, ("nvfp4", "fp8", "int8", "bfloat16")),
+    "draw-words": drawn("words", 10, ("nvfp4", "fp8")),
+    "draw-priced-shapes": drawn("shapes", 10, ("nvfp4", "fp8"), prices="b200-nvfp4,fp8=0.65"),
+    "draw-priced-words": drawn("words", 10, ("nvfp4",), prices="b200-nvfp4"),
+    "draw-4-shapes": drawn("shapes", 4, ("nvfp4", "fp8", "int8", "bfloat16"), (2, 4, 8)),
+    "wide-shapes": wide("shapes"),
+    "wide-words": wide("words"),
+    "nodes-shapes": nodes("shapes"),
+    "nodes-words": nodes("words"),
     **{name: pool(price) for name, price in POOLS.items()},
 }
 BUDGETS = {world: [name for name in GROUPS if name.split("-")[0] == world] for world in RATES}
