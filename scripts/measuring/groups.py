@@ -228,7 +228,7 @@ SPLITS = {4: "[0, 2]", 10: "[0, 4]"}
 
 
 def drawn(world: str, steps: int, precisions: Iterable[str], ages: Iterable[int] = (), **options: Any) -> Group:
-    """Return the preset, its trees drawn by the policy, by copies of lower precision, and by an NVFP4 copy that lags."""
+    """Return the preset, its trees drawn by the policy, by copies of lower precision, and by one that lags."""
     full = factorial(world)["diffrl"].replace("rollout.steps=4", f"rollout.steps={steps}")
     full += f" rollout.tree={{roots: 1, branches: 4, splits: {SPLITS[steps]}, correlation: 4.0}}"
     arms = {"drawn in full": full}
