@@ -30,6 +30,7 @@ SELECTIONS: Mapping[str, str] = {
     "best_worst": "diffrl.functional.selection:best_worst",
     "max_variance": "diffrl.functional.selection:max_variance",
     "sibling_contrast": "diffrl.functional.selection:sibling_contrast",
+    "family_contrast": "diffrl.functional.selection:family_contrast",
     "random": "diffrl.functional.selection:random_choice",
     "all": "diffrl.functional.selection:select_all",
 }

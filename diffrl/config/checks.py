@@ -22,11 +22,13 @@ from diffrl.sections import show
 def _enough_to_train(rollout: RolloutSettings, train: TrainSettings, objective: ObjectiveSettings) -> str | None:
     counts = {}
     if objective.trains_samples:
-        counts["rollout.tree's samples * objective.levels"] = rollout.tree.samples * objective.levels_per_sample
+        counts["a prompt's samples * objective.levels"] = rollout.samples * objective.levels_per_sample
     if objective.trains_steps:
         branchings = [rollout.branching_at(i) for i in rollout.window_places]
         origins = min(sum(origins_per_tree(branching).values()) for branching in branchings)
-        counts["the nodes that stochastic steps start from"] = rollout.tree.roots * origins
+        if rollout.explore is not None:  # the chosen samples may share all but their last step
+            origins = min(map(len, branchings))
+        counts["the nodes that stochastic steps start from"] = origins * (1 if rollout.explore else rollout.tree.roots)
     if not counts:
         return None
     what, examples = min(counts.items(), key=lambda count: count[1])
@@ -66,11 +68,12 @@ def _something_stochastic(rollout: RolloutSettings, objective: ObjectiveSettings
 
 
 def _groups_can_be_full(rollout: RolloutSettings, credit: CreditSettings) -> str | None:
-    if credit.minimum_samples <= rollout.tree.samples:
+    if credit.minimum_samples <= rollout.samples:
         return None
     return (
         "credit.minimum_samples must be <= the samples of a prompt, or no group could ever train. Got "
-        f"minimum_samples={credit.minimum_samples}, samples={rollout.tree.samples}. Lower minimum_samples or add roots."
+        f"minimum_samples={credit.minimum_samples}, samples={rollout.samples}. Lower minimum_samples or "
+        f"{'add roots' if rollout.explore is None else 'raise rollout.explore.keep'}."
     )
 
 

@@ -146,14 +146,15 @@ class ExploreSettings(CopySettings):
     keep: int = Field(
         ge=2,
         le=MOST_SAMPLES,
-        description="Samples of a prompt that are regenerated in the training precision: roots * leaves of a tree.",
+        description="Samples of a prompt that are regenerated in the training precision and train.",
     )
     select: Annotated[str, Known("rollout.explore.select", SELECTIONS, arguments=("rewards", "keep"))] = Field(
         "best_worst",
         description="How they are chosen by their proxy rewards. best_worst = half from either end, of an odd number "
         "one more from the best; max_variance = as many from either end as differ most; sibling_contrast = from both "
-        "sides of the splits with the largest gaps; random and all = whatever the rewards; or 'module:function' of "
-        "your own.",
+        "sides of the splits with the largest gaps; family_contrast = whole sibling families, from both sides of the "
+        "splits whose children's mean rewards differ most; random and all = whatever the rewards; or "
+        "'module:function' of your own.",
     )
     audit: int = Field(
         1,
@@ -179,11 +180,6 @@ def low_precision(explore: str | None, draw: str | None) -> dict[str, str]:
 def explore_problems(e: ExploreSettings, tree: TreeSettings, steps: int) -> list[str]:
     """List where an exploring stage contradicts itself, the tree that trains, or the steps of the full grid."""
     faults = e.copy_problems("rollout.explore")
-    if e.keep != tree.samples:
-        faults.append(
-            "rollout.explore.keep must be rollout.tree.roots * the leaves of a tree, the samples that train. Got "
-            f"keep={e.keep}, roots={tree.roots}, leaves={tree.leaves_per_root}. Set keep={tree.samples}."
-        )
     if e.candidates % tree.leaves_per_root:
         faults.append(
             "rollout.explore.candidates must be a multiple of the leaves of a tree. Got "

@@ -232,9 +232,14 @@ class RolloutSettings(Section):
         )
 
     @property
+    def samples(self) -> int:
+        """Samples of a prompt that train."""
+        return self.tree.samples if self.explore is None else self.explore.keep
+
+    @property
     def redrawn(self) -> int:
         """Samples of a prompt that are drawn in the training precision: those that train, and those that check."""
-        return self.tree.samples if self.explore is None else self.explore.keep + self.explore.audit
+        return self.samples + (0 if self.explore is None else self.explore.audit)
 
     def steps_at(self, iteration: int) -> tuple[int, ...]:
         """Return the stochastic steps of a training iteration, from 0."""
@@ -318,7 +323,7 @@ def _split_problems(r: RolloutSettings) -> list[str]:
             f"rollout.tree.roots * the leaves of a tree must be <= {MOST_SAMPLES}, the samples of a prompt. Got "
             f"roots={r.tree.roots}, leaves={show(r.tree.leaves_per_root)}. Lower roots or branches, or remove splits."
         )
-    if r.tree.samples < 2:
+    if r.tree.samples < 2 and r.explore is None:
         problems.append(
             "rollout.tree.roots must be >= 2 without splits: a group needs samples to compare. "
             f"Got roots={r.tree.roots}. Add roots or splits."

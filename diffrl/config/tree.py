@@ -35,7 +35,8 @@ class TreeSettings(Section):
     roots: int = Field(
         ge=1,
         le=MOST_SAMPLES,
-        description="Initial noises of a prompt, each the root of a tree; of a chain, the sample.",
+        description="Initial noises of a prompt, each the root of a tree; of a chain, the sample. No effect with "
+        "rollout.explore, whose candidates say how many trees there are.",
     )
     branches: Annotated[
         Annotated[int, Field(ge=2, le=MOST_CHILDREN)]

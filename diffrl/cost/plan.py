@@ -178,12 +178,13 @@ def audits_before(draw: DrawSettings | None, iteration: int) -> int:
     return 0 if every is None else -(-iteration // every)
 
 
-def make_plan(config: Config, world_size: int = 1) -> Plan:
+def make_plan(config: Config, world_size: int = 1, cost_of: Callable[[Config, int], PromptCost] = prompt_cost) -> Plan:
     """Add up what a run will cost.
 
     Args:
         config: the run.
         world_size: processes; each takes the same number of prompts.
+        cost_of: says what one prompt costs in an iteration: the most that it can, or an average.
 
     Raises:
         ConfigError: the prompts of an iteration cannot be shared out evenly.
@@ -195,7 +196,7 @@ def make_plan(config: Config, world_size: int = 1) -> Plan:
         )
     groups, iterations, r, t = config.prompts.per_iteration, config.run.iterations, config.rollout, config.train
     places = [i for i in r.window_places if i < iterations]
-    costs = [prompt_cost(config, i) for i in places]
+    costs = [cost_of(config, i) for i in places]
     first, stays = costs[0], places[1] if len(places) > 1 else iterations
 
     def over_the_run(each: Callable[[PromptCost], int]) -> int:
@@ -248,7 +249,7 @@ def make_plan(config: Config, world_size: int = 1) -> Plan:
         world_size=world_size,
         groups=groups,
         candidates=candidates,
-        samples=groups * r.tree.samples,
+        samples=groups * r.samples,
         stochastic_steps=r.steps_at(0),
         edges=groups * first.edges,
         examples=groups * (noised + first.trained),

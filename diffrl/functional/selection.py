@@ -137,6 +137,56 @@ def sibling_contrast(rewards: Tensor, keep: int, parent: Tensor, leaf: Tensor) -
     return _selection(picks + _fill(ranked.scored, set(kept), total - len(kept)), ranked, rewards, keep)
 
 
+def family_contrast(rewards: Tensor, keep: int, parent: Tensor, leaf: Tensor) -> Selection:
+    """Return whole sibling families, from both sides of the splits whose children's values differ most.
+
+        V(node) = mean reward of the leaves below it, gap(node) = max V(child) - min V(child)
+
+    A leaf's family are the leaves that share its last split: step credit compares them there, so they are kept together
+    or not at all. The nodes with two children or more are walked by falling gap, the lower node first among equals. A
+    node at which leaves last split keeps their family. One further up keeps, below its best child and its worst, the
+    family with the largest gap, unless one is kept there already. What has no room is passed over. The places that are
+    left, fewer than a family, go to the best and the worst in turn of the families with the largest gaps, and where
+    there are none, as in a forest of chains, to those of the rest.
+
+    Candidates without a finite reward are no part of a family or a value. This rule is the project's own: BranchGRPO's
+    tree (arXiv 2509.06040), chosen from as Sol-RL (arXiv 2604.06916) chooses from chains.
+
+    Args:
+        rewards: (N,) in any unit.
+        keep: K, in [1, N].
+        parent: (M,) integer, as in `sibling_contrast`.
+        leaf: (N,) integer in [0, M), the node of each candidate.
+
+    Returns:
+        Selection with reasons "family of node 2: gap 0.41", "best side of node 0: gap 0.3", "part of the family of node
+        5: best 1", "fill: worst 3", "unscored".
+
+    Raises:
+        ValueError: `rewards`, `parent` or `leaf` has another shape or is out of range, or `keep` is outside [1, N].
+    """
+    ranked = _sort(rewards, keep)
+    _check_tree(rewards, parent, leaf)
+    total = min(keep, len(ranked.scored))
+    tree = _families(ranked, parent.tolist(), leaf.tolist())
+    kept: dict[int, dict[int, str]] = {}  # head of a family -> its candidates, and why
+    for node in tree.by_gap:
+        why = f"node {node}: gap {tree.gap[node]:.3g}"
+        if node in tree.members:
+            wanted = {node: f"family of {why}"}
+        else:
+            sides = ((tree.best[node], f"best side of {why}"), (tree.worst[node], f"worst side of {why}"))
+            wanted = {tree.heads[side][0]: text for side, text in sides if not kept.keys() & set(tree.heads[side])}
+        new = {head: text for head, text in wanted.items() if head not in kept}
+        if sum(len(tree.members[head]) for head in new) <= total - sum(map(len, kept.values())):
+            kept |= {head: dict.fromkeys(tree.members[head], text) for head, text in new.items()}
+    picks = [pick for family in kept.values() for pick in family.items()]
+    for head in (head for head in tree.by_gap if head in tree.members and head not in kept):
+        part = _fill(tree.members[head], set(), min(total - len(picks), len(tree.members[head])))
+        picks += [(i, f"part of the family of node {head}{why.removeprefix('fill')}") for i, why in part]
+    return _selection(picks + _fill(ranked.scored, {i for i, _ in picks}, total - len(picks)), ranked, rewards, keep)
+
+
 def random_choice(rewards: Tensor, keep: int, order: Tensor) -> Selection:
     """Return the first K scored candidates of a random order; the order is passed in, so the choice is reproducible.
 
@@ -260,6 +310,51 @@ def _gaps(ranked: _Sorted, parent: list[int], leaf: list[int]) -> list[tuple[int
             better, worse = max(pairs, key=lambda pair: ranked.values[pair[0]] - ranked.values[pair[1]])
             gaps.append((node, ranked.values[better] - ranked.values[worse], better, worse))
     return sorted(gaps, key=lambda entry: -entry[1])
+
+
+class _Families(NamedTuple):
+    by_gap: list[int]
+    """Nodes with two children or more that lead to scored candidates, by falling gap."""
+    gap: dict[int, float]
+    best: dict[int, int]
+    """Node of `by_gap` -> the child with the largest mean reward below it."""
+    worst: dict[int, int]
+    members: dict[int, list[int]]
+    """Node at which candidates last split -> these, best first."""
+    heads: dict[int, list[int]]
+    """Node -> those of `members` at it or below, by falling gap."""
+
+
+def _families(ranked: _Sorted, parent: list[int], leaf: list[int]) -> _Families:
+    below: dict[int, list[int]] = {}  # node -> scored candidates at it or below, best first
+    for i in ranked.scored:
+        node = leaf[i]
+        while node >= 0:
+            below.setdefault(node, []).append(i)
+            node = parent[node]
+    children: dict[int, list[int]] = {}
+    for node in sorted(below):
+        children.setdefault(parent[node], []).append(node)
+    value = {node: sum(ranked.values[i] for i in rows) / len(rows) for node, rows in below.items()}
+    splits = [node for node in children if node >= 0 and len(children[node]) > 1]
+    best = {node: max(children[node], key=lambda child: value[child]) for node in splits}
+    worst = {node: min(children[node], key=lambda child: value[child]) for node in splits}
+    gap = {node: value[best[node]] - value[worst[node]] for node in splits}
+    by_gap = sorted(splits, key=lambda node: (-gap[node], node))
+    members: dict[int, list[int]] = {}
+    for i in ranked.scored:
+        node = parent[leaf[i]]
+        while node >= 0 and node not in gap:
+            node = parent[node]
+        if node >= 0:
+            members.setdefault(node, []).append(i)
+    heads: dict[int, list[int]] = {}
+    for head in (node for node in by_gap if node in members):
+        node = head
+        while node >= 0:
+            heads.setdefault(node, []).append(head)
+            node = parent[node]
+    return _Families(by_gap, gap, best, worst, members, heads)
 
 
 def _check_tree(rewards: Tensor, parent: Tensor, leaf: Tensor) -> None:

@@ -21,6 +21,7 @@ from diffrl.models.weights import weight_notes
 from diffrl.preflight.downloads import NOT_HERE
 from diffrl.preflight.preview import EVAL, TRAIN, Opening, Preview, below
 from diffrl.rollout.select import own_selection
+from diffrl.rollout.tree import plan_forest
 from diffrl.run.start_weights import begins_elsewhere, check_start
 from diffrl.training.optim import make_optimizer
 from diffrl.training.policy import Policy
@@ -68,7 +69,9 @@ def dry_selection(preview: Preview) -> str | None:
     rewards = torch.linspace(-1, 1, e.candidates)
     if e.candidates > e.keep:
         rewards[0] = float("nan")
-    own_selection(e.select, rewards, e.keep)
+    r = preview.config.rollout
+    forest = plan_forest(1, r.trees, r.branching_at(0))
+    own_selection(e.select, rewards, e.keep, forest.parent, forest.leaf)
     return f"{e.select}, tried once"
 
 

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import inspect
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
@@ -12,6 +13,7 @@ from diffrl.errors import DiffrlError
 from diffrl.functional.selection import (
     Selection,
     best_worst,
+    family_contrast,
     max_variance,
     random_choice,
     select_all,
@@ -33,7 +35,7 @@ def choose(exploration: Exploration, method: str, keep: int, audit: int, seed: i
     Args:
         exploration: candidates and proxy rewards.
         method: how: a name of `registry.SELECTIONS`, or "module:function" of the user's own, which is asked for each
-            prompt as `function(rewards, keep)`: see `own_selection`.
+            prompt: see `own_selection`.
         keep: of each prompt, to train on.
         audit: of each prompt, drawn at random from the others to check the ranking; fewer if fewer are left.
         seed: of the run.
@@ -48,9 +50,9 @@ def choose(exploration: Exploration, method: str, keep: int, audit: int, seed: i
     for group, rows in zip(batch.groups, prompt_samples(forest), strict=True):
         generator = generator_at(seed, batch.iteration, group, Purpose.CANDIDATES)
         order = torch.from_numpy(generator.permutation(len(rows)))
-        selection = _select(
+        selection = select(
             method=method,
-            proxy=exploration.proxy.total[rows],
+            rewards=exploration.proxy.total[rows],
             keep=keep,
             order=order,
             parent=forest.parent,
@@ -65,27 +67,55 @@ def choose(exploration: Exploration, method: str, keep: int, audit: int, seed: i
     return Chosen(torch.tensor(samples, dtype=torch.int64), reasons, torch.tensor(audited, dtype=torch.bool))
 
 
-def _select(method: str, proxy: Tensor, keep: int, order: Tensor, parent: Tensor, leaf: Tensor) -> Selection:
+def select(method: str, rewards: Tensor, keep: int, order: Tensor, parent: Tensor, leaf: Tensor) -> Selection:
+    """Choose among one prompt's candidates.
+
+    Args:
+        method: as in `choose`.
+        rewards: (N,) of the candidates.
+        keep: K, in [1, N].
+        order: (N,) int64 permutation of the candidates, for random choices.
+        parent: (M,) int64, the node above each node of the forest; other prompts' may be among them.
+        leaf: (N,) int64, the node of each candidate.
+
+    Raises:
+        DiffrlError: a function of the user's own chooses what cannot be drawn.
+    """
     if method == "best_worst":
-        return best_worst(proxy, keep)
+        return best_worst(rewards, keep)
     if method == "max_variance":
-        return max_variance(proxy, keep)
+        return max_variance(rewards, keep)
     if method == "sibling_contrast":
-        return sibling_contrast(proxy, keep, parent, leaf)
+        return sibling_contrast(rewards, keep, parent, leaf)
+    if method == "family_contrast":
+        return family_contrast(rewards, keep, parent, leaf)
     if method == "random":
-        return random_choice(proxy, keep, order)
+        return random_choice(rewards, keep, order)
     if method == "all":
-        return select_all(proxy)
-    return own_selection(method, proxy, keep)
+        return select_all(rewards)
+    return own_selection(method, rewards, keep, *_own_nodes(parent, leaf))
 
 
-def own_selection(name: str, rewards: Tensor, keep: int) -> Selection:
+def _own_nodes(parent: Tensor, leaf: Tensor) -> tuple[Tensor, Tensor]:
+    """Return parent and leaf of the nodes at and above some leaves alone, numbered anew in the same order."""
+    nodes = above = leaf
+    while len(above := parent[above][parent[above] >= 0].unique()):
+        nodes = torch.cat([nodes, above])
+    nodes = nodes.unique()
+    parent = parent[nodes]
+    return torch.where(parent < 0, parent, torch.searchsorted(nodes, parent)), torch.searchsorted(nodes, leaf)
+
+
+def own_selection(name: str, rewards: Tensor, keep: int, parent: Tensor, leaf: Tensor) -> Selection:
     """Return what a function of the user's own chooses, held against the rules of a choice.
 
     Args:
-        name: "module:function"; it is called with a copy of the rewards, and `keep`.
+        name: "module:function"; it is called with a copy of the rewards, and `keep`; with `parent` and `leaf` too if it
+            has arguments of both names.
         rewards: (N,) float32 proxy rewards of one prompt's candidates, NaN where scoring failed.
         keep: K, how many are to be chosen.
+        parent: (M,) int64, the node above each node of this prompt's trees; -1 at roots, else below its own index.
+        leaf: (N,) int64, the node of each candidate.
 
     Returns:
         What it chose; where it gave indices alone, its own name is the reason.
@@ -95,7 +125,7 @@ def own_selection(name: str, rewards: Tensor, keep: int) -> Selection:
     """
     choice = resolve("rollout.explore.select", SELECTIONS, name)
     with own_code(f"The selection {name}"):
-        answer: Any = choice(rewards.clone(), keep)
+        answer: Any = choice(rewards.clone(), keep, **_tree_arguments(choice, parent, leaf))
         indices = answer.indices if isinstance(answer, Selection) else answer
         chosen = _whole_numbers(indices)
     if chosen is None:
@@ -115,6 +145,14 @@ def own_selection(name: str, rewards: Tensor, keep: int) -> Selection:
             f"The selection {name} must return {keep} short texts, why each was chosen. Got {show(reason)}. Mend it."
         )
     return Selection(torch.tensor(chosen, dtype=torch.int64), tuple(reason))
+
+
+def _tree_arguments(choice: Callable[..., Any], parent: Tensor, leaf: Tensor) -> dict[str, Tensor]:
+    try:
+        names = inspect.signature(choice).parameters
+    except (TypeError, ValueError):  # a callable that does not tell its arguments
+        return {}
+    return {"parent": parent.clone(), "leaf": leaf.clone()} if {"parent", "leaf"} <= names.keys() else {}
 
 
 def _whole_numbers(indices: Any) -> list[int] | None:

@@ -129,9 +129,6 @@ BAD = [
     ({"rollout": {"tree": {"roots": 5}, "stochastic": {"kind": "none"}}, "objective": NFT, "credit": {}},
      "rollout.dynamics must be null with rollout.stochastic.kind: none, where no step draws noise."),
     # exploration
-    ({"rollout": {"explore": EXPLORE | {"keep": 8}}},
-     "rollout.explore.keep must be rollout.tree.roots * the leaves of a tree, the samples that train. Got keep=8, "
-     "roots=3, leaves=4. Set keep=12."),
     ({"rollout": {"explore": EXPLORE | {"candidates": 26}}},
      "rollout.explore.candidates must be a multiple of the leaves of a tree. Got candidates=26, leaves=4. Round it."),
     ({"rollout": {"explore": EXPLORE | {"candidates": 12}}},
@@ -187,7 +184,7 @@ BAD = [
      "train.updates_per_iteration must be <= what one prompt has to train on, the nodes that stochastic steps start "
      "from. Got updates_per_iteration=10, with 9 of them."),
     ({"train": {"updates_per_iteration": 25}, "objective": NFT | {"levels": 2}, "credit": {}},
-     "rollout.tree's samples * objective.levels. Got updates_per_iteration=25, with 24 of them."),
+     "a prompt's samples * objective.levels. Got updates_per_iteration=25, with 24 of them."),
     ({"objective": NFT | {"edges": {}}}, "objective.old_decay_max must be 0 with objective.edges: a policy that lags"),
     ({"objective": TILT | {"nodes": {"keep": 10}}, "credit": {}},
      "objective.nodes.keep must be <= the nodes of a prompt that split, those of all its trees at all of "
@@ -259,13 +256,13 @@ def test_guidance_that_is_an_input_of_the_network_is_that_of_the_rollout(kind):
 
 def test_problems_of_several_sections_come_together():
     data = data_of(
-        rollout={"explore": EXPLORE | {"keep": 8, "steps": 9}}, credit={"minimum_samples": 13, "std": "bach"}
+        rollout={"explore": EXPLORE | {"candidates": 26, "steps": 9}}, credit={"minimum_samples": 13, "std": "bach"}
     )
     with pytest.raises(ConfigError) as caught:
         make_config(data)
     text = "\n".join(caught.value.problems)
     assert len(caught.value.problems) == 3
-    for expected in ("explore.keep must be", "explore.steps must be <= rollout.steps", "credit.std must be"):
+    for expected in ("explore.candidates must be", "explore.steps must be <= rollout.steps", "credit.std must be"):
         assert expected in text
 
 

@@ -93,6 +93,14 @@ def exploring_run(pipeline, directory):
     return data
 
 
+def chain_run(pipeline, directory):
+    """Whole families of a pool of trees, their number no multiple of a tree's leaves; turning points."""
+    data = exploring_run(pipeline, directory) | {"objective": {"kind": "grpo", "clip": 1e-3, "kl": 0.0}}
+    data["rollout"]["explore"] |= {"select": "family_contrast", "keep": 6}
+    data["credit"] = FUSED | {"reward": "turning_point", "value": "leaves"}
+    return data
+
+
 def tilt_run(pipeline, directory):
     """Tree tilt; one of the ranks' prompts has no direction, so that rank joins with nothing."""
     data = idle_rank_run(pipeline, directory) | {"objective": {"kind": "tilt"}, "credit": {}}
@@ -152,6 +160,7 @@ def both_ways(makers, pipeline, directory):
 FORESTS = {
     "idle": idle_rank_run,
     "exploring": exploring_run,
+    "chain": chain_run,
     "tilt": tilt_run,
     "nodes": nodes_run,
     "grouped": group_run,

@@ -10,6 +10,7 @@ import torch
 
 from diffrl.functional.selection import (
     best_worst,
+    family_contrast,
     largest,
     max_variance,
     quantise,
@@ -46,6 +47,7 @@ RULES = {
     "best_worst": lambda rewards, keep: best_worst(rewards, keep),
     "max_variance": lambda rewards, keep: max_variance(rewards, keep),
     "sibling_contrast": lambda rewards, keep: sibling_contrast(rewards, keep, *random_tree(keep, len(rewards))),
+    "family_contrast": lambda rewards, keep: family_contrast(rewards, keep, *random_tree(keep, len(rewards))),
     "random": lambda rewards, keep: random_choice(
         rewards, keep, torch.randperm(len(rewards), generator=torch.Generator().manual_seed(keep))
     ),
@@ -224,6 +226,75 @@ def test_trees_of_other_prompts_do_not_matter():
     alone = sibling_contrast(rewards, 5, PARENT, LEAF)
     other = torch.where(PARENT < 0, PARENT, PARENT + len(PARENT))
     assert torch.equal(sibling_contrast(rewards, 5, torch.cat([PARENT, other]), LEAF).indices, alone.indices)
+
+
+# --- whole families ---------------------------------------------------------------------------------------------------
+
+
+def forest_of(seed, trees=3, top=3, last=4):
+    """Trees that split twice, and rewards with effects of both splits; leaves of one family side by side."""
+    generator = torch.Generator().manual_seed(seed)
+    parent, leaf = [], []
+    for _ in range(trees):
+        root = len(parent)
+        parent.append(-1)
+        for _ in range(top):
+            node = len(parent)
+            parent.append(root)
+            leaf += range(len(parent), len(parent) + last)
+            parent += [node] * last
+    effects = torch.randn(len(parent), generator=generator)
+    path = torch.stack([effects[path_to_root(node, parent)].sum() for node in leaf])
+    return path.double(), torch.tensor(parent), torch.tensor(leaf)
+
+
+@pytest.mark.parametrize("seed", range(8))
+def test_families_are_kept_whole_in_the_order_of_gaps(seed):
+    """By arrays: means of families and of trees, whose gaps are ranked together."""
+    rewards, parent, leaf = forest_of(seed)
+    table = rewards.view(3, 3, 4)
+    means = table.mean(2)
+    gaps = [("family", (t, f), float(table[t, f].max() - table[t, f].min())) for t in range(3) for f in range(3)]
+    gaps += [("tree", (t, None), float(means[t].max() - means[t].min())) for t in range(3)]
+    for keep in range(4, 37, 4):
+        kept = []
+        for kind, (t, f), _ in sorted(gaps, key=lambda entry: -entry[2]):
+            wanted = [(t, f)] if kind == "family" else [(t, int(means[t].argmax())), (t, int(means[t].argmin()))]
+            new = [family for family in wanted if family not in kept]
+            if len(kept) + len(new) <= keep // 4:
+                kept += new
+        indices, reason = family_contrast(rewards, keep, parent, leaf)
+        assert [divmod(i // 4, 3) for i in indices.tolist()[::4]] == kept
+        assert all("node" in why and "part" not in why for why in reason)
+
+
+def test_what_is_left_goes_to_both_ends_of_the_next_family():
+    rewards, parent, leaf = forest_of(0)
+    whole = family_contrast(rewards, 8, parent, leaf)
+    indices, reason = family_contrast(rewards, 10, parent, leaf)
+    assert indices.tolist()[:8] == whole.indices.tolist()
+    best, worst = indices.tolist()[8:]
+    family = range(best // 4 * 4, best // 4 * 4 + 4)
+    assert worst in family and rewards[best] == rewards[family].max() and rewards[worst] == rewards[family].min()
+    assert [why.partition(": ")[2] for why in reason[8:]] == ["best 1", "worst 1"]
+
+
+def test_the_sides_of_an_upper_split_are_kept_where_their_values_differ_most():
+    # Families of two: values .1, .8, .5 below one root, with gaps of .02, .2, .4; the root's gap is .7.
+    parent, leaf = torch.tensor([-1, 0, 0, 0, 1, 1, 2, 2, 3, 3]), torch.arange(4, 10)
+    rewards = torch.tensor([0.11, 0.09, 0.9, 0.7, 0.7, 0.3])
+    indices, reason = family_contrast(rewards, 4, parent, leaf)
+    assert indices.tolist() == [2, 3, 0, 1]
+    assert reason == ("best side of node 0: gap 0.7",) * 2 + ("worst side of node 0: gap 0.7",) * 2
+    assert family_contrast(rewards, 2, parent, leaf).reason == ("family of node 3: gap 0.4",) * 2
+
+
+def test_families_of_chains_and_of_failed_siblings():
+    rewards = torch.tensor([0.2, 0.9, NAN, -0.4, 0.5])
+    chains = family_contrast(rewards, 3, torch.full((5,), -1), torch.arange(5))
+    assert chains.indices.tolist() == [1, 3, 4]
+    failed = family_contrast(torch.tensor([0.7, NAN, 0.2, 0.9, NAN, NAN]), 2, PARENT, LEAF)
+    assert failed.indices.tolist() == [0, 2] and failed.reason[0] == "family of node 0: gap 0.5"
 
 
 def test_refuses_what_is_no_tree():

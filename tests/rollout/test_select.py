@@ -13,7 +13,7 @@ from diffrl.rollout.tree import plan_forest
 BRANCHING = {0: 2, 3: 3}  # 6 leaves a tree
 ROOTS, EACH = 3, 18
 GROUPS = (4, 17, 3, 11, 29)
-METHODS = ["best_worst", "max_variance", "sibling_contrast", "random"]
+METHODS = ["best_worst", "max_variance", "sibling_contrast", "family_contrast", "random"]
 
 
 def exploration(rewards, groups=GROUPS, iteration=6):

@@ -220,6 +220,11 @@ def best(rewards, keep):
     return Selection(order, tuple(f"best {rank}" for rank in range(1, keep + 1)))
 
 
+def first_families(rewards, keep, *, parent, leaf):
+    """The first, and the node of whose children each is, of how many."""
+    return Selection(torch.arange(keep), tuple(f"{int(parent[leaf[i]])} of {len(parent)}" for i in range(keep)))
+
+
 def in_place(rewards, keep):
     rewards.zero_()
     return list(range(keep))

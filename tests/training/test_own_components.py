@@ -14,7 +14,7 @@ from diffrl.credit.assign import CreditRule, assign_credit
 from diffrl.errors import ConfigError, DiffrlError, GuardStop
 from diffrl.functional.schedules import sigma_grid
 from diffrl.gallery.report import write_report
-from diffrl.rollout.select import own_selection
+from diffrl.rollout.select import own_selection, select
 from diffrl.rollout.transition import make_transition
 from diffrl.rollout.tree import plan_forest
 from diffrl.trees.read import list_trees, read_tree
@@ -184,11 +184,20 @@ def test_an_own_selection_chooses_what_trains(random_sd3, tmp_path):
         assert [tree.record.explored["select"] for tree in done.trees][:1] == [OWN + "middle"]
 
 
+def test_an_own_selection_sees_its_prompts_tree():
+    """Of two prompts with two trees of 2 x 2 leaves: the same tree, numbered from 0, whatever lies beside it."""
+    forest = plan_forest(2, 2, {0: 2, 1: 2})
+    for rows in (torch.arange(8), torch.arange(8, 16)):
+        seen = select(OWN + "first_families", torch.rand(8), 4, rows, forest.parent, forest.leaf[rows])
+        assert seen.indices.tolist() == [0, 1, 2, 3] and seen.reason == ("2 of 14",) * 2 + ("3 of 14",) * 2
+
+
 def test_a_choice_may_come_with_reasons_and_leaves_the_rewards_alone():
     rewards = torch.tensor([3.0, math.nan, 7.0, 5.0, 2.0])
-    found = own_selection(OWN + "best", rewards, 3)
+    chains = (torch.full((5,), -1), torch.arange(5))
+    found = own_selection(OWN + "best", rewards, 3, *chains)
     assert found.indices.tolist() == [2, 3, 0] and found.reason == ("best 1", "best 2", "best 3")
-    assert own_selection(OWN + "in_place", rewards, 2).indices.tolist() == [0, 1] and rewards[0] == 3.0
+    assert own_selection(OWN + "in_place", rewards, 2, *chains).indices.tolist() == [0, 1] and rewards[0] == 3.0
 
 
 @pytest.mark.parametrize(
@@ -206,7 +215,7 @@ def test_a_choice_may_come_with_reasons_and_leaves_the_rewards_alone():
 )
 def test_a_choice_that_cannot_be_drawn_is_refused(name, said):
     with pytest.raises(DiffrlError) as raised:
-        own_selection(OWN + name, torch.rand(5), 3)
+        own_selection(OWN + name, torch.rand(5), 3, torch.full((5,), -1), torch.arange(5))
     assert said in str(raised.value) and OWN + name in str(raised.value)
 
 

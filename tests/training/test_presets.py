@@ -57,6 +57,9 @@ def recipe(preset, family, pipeline, directory):
     if "explore" in rollout:
         # compiling on a CPU takes a minute; tests/precision/test_compiled.py has it
         rollout["explore"] |= {"engine": "emulated", "compile": False, "steps": 4, "candidates": 5, "keep": 3}
+        if "splits" in tree:
+            tree["branches"] = 2
+            rollout["explore"] |= {"candidates": 8, "keep": 5}
     data["rewards"] = [{"name": name, "scale": 100.0, "batch_size": 5} for name in rewards]
     data["train"] |= {"micro_batch": 16, "learning_rate": 1.0e-3, "warmup_updates": 0}
     data["eval"] = {"rewards": [{"name": BRIGHTNESS}], "samples": 1, "steps": 1}

@@ -23,6 +23,7 @@ from diffrl.files import write_json
 from diffrl.run.directory import LOCK
 from diffrl.run.inputs import MEASURED_WITH, TRAINED_WITH, require_inputs
 from diffrl.studies.compare.arguments import DECIDED, Budget, Candidate
+from diffrl.studies.compare.selected import average_cost
 from diffrl.studies.compare.stored import STATE, Count, Folder, Number, Stored, StoredConfig, read_stored
 from diffrl.training.inputs import Inputs
 
@@ -97,7 +98,7 @@ def plan_candidate(
         ConfigError: the budget does not pay for one iteration, the configuration does not allow so short a run, or
             the table has no price for what it explores in.
     """
-    counts = make_plan(config).network_evaluations
+    counts = make_plan(config, cost_of=average_cost).network_evaluations
     cost = (
         prices.cost(counts, config.rollout.low_precision, config.train.gradient_checkpointing) / config.run.iterations
     )
