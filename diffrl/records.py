@@ -243,7 +243,8 @@ class Samples:
         exploration: the candidates; None without an exploring stage.
         chosen: the choice; None without an exploring stage.
         explored: how the candidates were drawn: precision, engine, steps, how many; None without an exploring stage.
-        drawn: what drew the samples, where it was a copy: precision, engine, and how many iterations old its weights.
+        sampled_by: what drew the samples, where it was a copy: precision, engine, and the age of its weights in
+            iterations.
     """
 
     rollout: Rollout
@@ -251,7 +252,7 @@ class Samples:
     exploration: Exploration | None = None
     chosen: Chosen | None = None
     explored: Mapping[str, Any] | None = None
-    drawn: Mapping[str, Any] | None = None
+    sampled_by: Mapping[str, Any] | None = None
 
     @property
     def is_training_sample(self) -> Tensor:

@@ -238,8 +238,11 @@ def make_copy(
     backend: Backend = find_backend(precision, engine, device, section)
     refuse_quantised(source)
     if compile and (reason := uncompilable(precision, backend.name, machine_of(device))):
-        raise ConfigError(f"compile must be false with {precision} ({backend.name}) here: {reason}.")
-    built = build(source, backend, exclude, device)
+        raise ConfigError(f"{section}.compile must be false with {precision} ({backend.name}) here: {reason}.")
+    try:
+        built = build(source, backend, exclude, device)
+    except ConfigError as error:  # of `exclude`
+        raise ConfigError([f"{section}.{problem}" for problem in error.problems]) from error
     report = PrecisionReport(
         precision=precision,
         engine=backend.name,

@@ -123,8 +123,8 @@ class Drawing:
         with torch.no_grad():
             policy = origin_velocities(edges, predict, r.micro_batch)
             with self.in_place():
-                drawn = origin_velocities(edges, predict, r.micro_batch)
-        return float((drawn - policy).norm() / policy.norm())
+                copied = origin_velocities(edges, predict, r.micro_batch)
+        return float((copied - policy).norm() / policy.norm())
 
     def react(self, cosine: float, settings: DrawFidelitySettings) -> None:
         """Act on an audit as configured."""
@@ -173,18 +173,18 @@ def taught(forest: Forest, latents: Tensor, reward: Tensor) -> Tensor:
             if splits.any():
                 pairs.append((above[splits], sample[splits], child[splits]))
             child = above
-    found = []
+    directions = []
     for node, below, between in pairs:
         _, row = node.unique(return_inverse=True)
         clean = latents[below.to(latents.device)].cpu()
         tilt = sibling_covariance(clean, reward[below].cpu(), row, between, int(row.max()) + 1)
-        found.append(tilt.direction.flatten(1))
-    return torch.cat(found) if found else latents.new_zeros((0, latents[0].numel())).cpu()
+        directions.append(tilt.direction.flatten(1))
+    return torch.cat(directions) if directions else latents.new_zeros((0, latents[0].numel())).cpu()
 
 
 def mean_cosine(one: Tensor, other: Tensor) -> float:
     """Return the mean cosine of rows (U, D) that are other than 0 in both; NaN without any."""
-    told = (one != 0).any(1) & (other != 0).any(1)
-    if not told.any():
+    both = (one != 0).any(1) & (other != 0).any(1)
+    if not both.any():
         return math.nan
-    return float(torch.nn.functional.cosine_similarity(one[told].double(), other[told].double(), dim=1).mean())
+    return float(torch.nn.functional.cosine_similarity(one[both].double(), other[both].double(), dim=1).mean())

@@ -82,7 +82,7 @@ class Sampling:
             self.drawing.sync(batch.iteration)
             with self.drawing.in_place():
                 rollout, table = self.regenerate(batch, conditioning, forest, tracer)
-            return Samples(rollout, table, drawn=self.drawing.described(batch.iteration))
+            return Samples(rollout, table, sampled_by=self.drawing.described(batch.iteration))
         pool = plan_forest(len(batch.prompts), settings.candidates // tree.leaves_per_root, branching)
         each = ignore if tracer is None else tracer.candidates(pool)
         exploration = self.explore(batch, conditioning, pool, settings, each)
@@ -189,9 +189,9 @@ class Sampling:
             return {}
         first = prompt_samples(samples.rollout.forest)[0]
         part = subset(samples.rollout.forest, first)
-        own, table = self.regenerate(batch, conditioning, part, purpose="audit")
-        drawn = taught(part, samples.rollout.latents[first.to(own.latents.device)], samples.table.total[first])
-        cosine = mean_cosine(drawn, taught(part, own.latents, table.total))
+        again, table = self.regenerate(batch, conditioning, part, purpose="audit")
+        of_copy = taught(part, samples.rollout.latents[first.to(again.latents.device)], samples.table.total[first])
+        cosine = mean_cosine(of_copy, taught(part, again.latents, table.total))
         with self.clock("rollout"), self.session.meter.purpose("audit"):
             error = self.drawing.prediction_error(samples.rollout, conditioning)
         means = ranks.gather(torch.tensor([[cosine, error]], dtype=torch.float64)).nanmean(0).tolist()

@@ -133,7 +133,7 @@ def sketch(
         nodes=nodes,
         metadata=dict(batch.prompts[row].beside),
         weights=weights,
-        drawn=samples.drawn,
+        sampled_by=samples.sampled_by,
     )
     regenerated = [leaves[node][1] if node in leaves else -1 for node in number]
     candidates = [leaves[node][2] if node in leaves and samples.exploration else -1 for node in number]

@@ -183,8 +183,8 @@ class TreeRecord:
         metadata: JSON values that came with the prompt.
         weights: of each reward that was asked, "weight", "shift" and "scale" in this iteration: a leaf's total is the
             sum of weight * (raw - shift) / scale.
-        drawn: words on the copy that drew the samples: precision, engine, and age of its weights in iterations; None
-            where the policy drew them.
+        sampled_by: words on the copy that drew the samples: precision, engine, and age of its weights in iterations;
+            None where the policy drew them.
         format: of the document.
     """
 
@@ -201,7 +201,7 @@ class TreeRecord:
     nodes: Sequence[TreeNode]
     metadata: Mapping[str, Any] = field(default_factory=dict)
     weights: Mapping[str, Scaling] = field(default_factory=dict)
-    drawn: Mapping[str, Word] | None = None
+    sampled_by: Mapping[str, Word] | None = None
     format: Literal[1] = 1
 
     @property

@@ -227,7 +227,9 @@ LOW = {"bfloat16": "auto", "int8": "auto", "fp8": "emulated", "nvfp4": "emulated
 SPLITS = {4: "[0, 2]", 10: "[0, 4]"}
 
 
-def drawn(world: str, steps: int, precisions: Iterable[str], ages: Iterable[int] = (), **options: Any) -> Group:
+def low_precision_trees(
+    world: str, steps: int, precisions: Iterable[str], ages: Iterable[int] = (), **options: Any
+) -> Group:
     """Return the preset, its trees drawn by the policy, by copies of lower precision, and by one that lags."""
     full = factorial(world)["diffrl"].replace("rollout.steps=4", f"rollout.steps={steps}")
     full += f" rollout.tree={{roots: 1, branches: 4, splits: {SPLITS[steps]}, correlation: 4.0}}"
@@ -284,11 +286,11 @@ GROUPS = {
     "guided-shapes": guided("shapes", 2),
     "guided-words": guided("words", 1),
     "moving": moving(),
-    "draw-shapes": drawn("shapes", 10, ("nvfp4", "fp8", "int8", "bfloat16")),
-    "draw-words": drawn("words", 10, ("nvfp4", "fp8")),
-    "draw-priced-shapes": drawn("shapes", 10, ("nvfp4", "fp8"), prices="b200-nvfp4,fp8=0.65"),
-    "draw-priced-words": drawn("words", 10, ("nvfp4",), prices="b200-nvfp4"),
-    "draw-4-shapes": drawn("shapes", 4, ("nvfp4", "fp8", "int8", "bfloat16"), (2, 4, 8)),
+    "draw-shapes": low_precision_trees("shapes", 10, ("nvfp4", "fp8", "int8", "bfloat16")),
+    "draw-words": low_precision_trees("words", 10, ("nvfp4", "fp8")),
+    "draw-priced-shapes": low_precision_trees("shapes", 10, ("nvfp4", "fp8"), prices="b200-nvfp4,fp8=0.65"),
+    "draw-priced-words": low_precision_trees("words", 10, ("nvfp4",), prices="b200-nvfp4"),
+    "draw-4-shapes": low_precision_trees("shapes", 4, ("nvfp4", "fp8", "int8", "bfloat16"), (2, 4, 8)),
     "wide-shapes": wide("shapes"),
     "wide-words": wide("words"),
     "nodes-shapes": nodes("shapes"),

@@ -189,8 +189,8 @@ def test_names_tell_the_path():
 @pytest.mark.parametrize(("age", "weights"), [(0, "weights of iteration 40"), (3, "weights of iteration 37, 3 before")])
 def test_a_copy_that_drew_is_named_with_its_weights(age, weights):
     drawn = {"precision": "fp8", "engine": "emulated", "age": age}
-    tree = replace(split({"advantage": 1.0}, {"advantage": -1.0}), iteration=40, drawn=drawn)
+    tree = replace(split({"advantage": 1.0}, {"advantage": -1.0}), iteration=40, sampled_by=drawn)
     assert told(tree)["sampled"]["Drawn in"].startswith(f"FP8 (emulated), with the {weights}")
     assert told(tree)["reckoning"]["drawn: engine"] == "emulated: how it computes with them"
     assert any(name == "FP8 (emulated)" for name, _ in glossary(tree_view(tree)))
-    assert "Drawn in" not in told(replace(tree, drawn=None))["sampled"]
+    assert "Drawn in" not in told(replace(tree, sampled_by=None))["sampled"]

@@ -47,7 +47,7 @@ def test_the_copy_draws_and_the_gate_sees_its_densities(random_sd3, tmp_path, dr
     assert meter.by_precision[draw["precision"]] > meter.evaluations["rollout"] > len(forest.parent)
     assert 0 < done.metrics["draw/prediction_error"] < 1 and -1 <= done.metrics["draw/cosine"] <= 1
     engine = draw.get("engine", "torch")
-    assert done.samples.drawn == {"precision": draw["precision"], "engine": engine, "age": 0}
+    assert done.samples.sampled_by == {"precision": draw["precision"], "engine": engine, "age": 0}
 
 
 def test_what_trains_is_evaluated_by_the_policy(random_sd3, tmp_path):
@@ -72,7 +72,7 @@ def test_the_weights_that_draw_are_those_of_the_last_transfer(random_sd3, tmp_pa
     before, ages = [], []
     for _ in range(5):
         before.append(flat(weights_of(trainer)))
-        ages.append(trainer.iterate().samples.drawn["age"])
+        ages.append(trainer.iterate().samples.sampled_by["age"])
     assert ages == [0, 1, 2, 0, 1] and len(arrived) == 2
     assert torch.equal(arrived[0], before[0]) and torch.equal(arrived[1], before[3])
     assert not torch.equal(before[0], before[3])
@@ -117,7 +117,7 @@ def test_what_is_done_about_a_low_cosine(random_sd3, tmp_path, monkeypatch, acti
     cosines = itertools.chain([0.4, 0.6, 0.4, 0.4], itertools.repeat(0.9))
     monkeypatch.setattr("diffrl.training.sampling.mean_cosine", lambda *args: next(cosines))
     trainer.config.run.__dict__["iterations"] = 6
-    drawn = [trainer.iterate().samples.drawn for _ in range(6)]
+    drawn = [trainer.iterate().samples.sampled_by for _ in range(6)]
     assert trainer.sampling.watch == watch and told in run.shown.getvalue()
     assert run.shown.getvalue().count("(rollout.draw.fidelity)") == 1
     ages = [None if one is None else one["age"] for one in drawn]

@@ -201,7 +201,7 @@ def test_falling_back_explores_in_the_training_precision_with_all_steps(random_s
 
 def test_the_watch_is_in_the_checkpoint(random_sd3, tmp_path):
     trainer, run = explorer(random_sd3, tmp_path, explore=NO_COPY)
-    trainer.sampling.watch = FidelityWatch(2, 6, False)
+    trainer.sampling.drawing.watch = FidelityWatch(2, 6, False)
     kept = {}
     run.journal.checkpoint = lambda iteration, session, averages, state: kept.update(state)
     run.save()

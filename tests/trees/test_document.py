@@ -299,8 +299,8 @@ def test_a_tree_names_the_copy_that_drew_it_and_how_old_its_weights_were(random_
     data["objective"] = {"kind": "tilt"}
     data["run"] |= {"iterations": 2}
     trees = kept(make_run(data)[1])
-    assert {tree.iteration: tree.drawn["age"] for tree in trees} == {0: 0, 1: 1}
-    assert {(tree.drawn["precision"], tree.drawn["engine"]) for tree in trees} == {("int8", "torch")}
+    assert {tree.iteration: tree.sampled_by["age"] for tree in trees} == {0: 0, 1: 1}
+    assert {(tree.sampled_by["precision"], tree.sampled_by["engine"]) for tree in trees} == {("int8", "torch")}
 
 
 @pytest.mark.long

@@ -67,7 +67,7 @@ def glossary(view: TreeView) -> list[tuple[str, str]]:
     """Return words and a sentence each, in the order in which the story comes to them."""
     record, rule, edges = view.record, view.record.rule, view.edges
     leaves = [node.leaf for node in view.leaves if node.leaf]
-    stage = record.explored or record.drawn or {}
+    stage = record.explored or record.sampled_by or {}
     emulated = ": emulated means that the values are rounded to it and multiplied in a wider format"
     name = str(stage.get("precision"))
     meaning = PRECISIONS[name].meaning if name in PRECISIONS else ""

@@ -106,7 +106,7 @@ def rules(view: TreeView) -> list[tuple[str, str]]:
     lines = [("reward =", text)] if (text := weights_text(view)) else []
     lines += [(key, text + _idle_clip(record.rule) * (key == "clip")) for key, text in _glossed(record.rule, RULE)]
     lines += [(f"explored: {key}", text) for key, text in _glossed(record.explored or {}, EXPLORED)]
-    lines += [(f"drawn: {key}", text) for key, text in _glossed(record.drawn or {}, DRAWN)]
+    lines += [(f"drawn: {key}", text) for key, text in _glossed(record.sampled_by or {}, DRAWN)]
     return [*lines, ("seed", str(record.seed))]
 
 

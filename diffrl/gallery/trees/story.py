@@ -84,8 +84,8 @@ def sampled(view: TreeView) -> Section:
     record, leaves, steps = view.record, view.sampled_leaves, len(view.record.sigmas) - 1
     kinds = [_kind(node.leaf) for node in view.leaves if node.leaf and node.leaf.chosen is not None]
     facts = _pool(view, kinds) if record.explored else []
-    if record.drawn:
-        facts.append(fact("Drawn in", f"{precision(record.drawn)}, with the {drawing_weights(record)}"))
+    if record.sampled_by:
+        facts.append(fact("Drawn in", f"{precision(record.sampled_by)}, with the {drawing_weights(record)}"))
     facts += counts([("Images of this prompt", len(leaves)), ("Starting noises", len({node.root for node in leaves}))])
     for ways in sorted(set(record.branching.values()), reverse=True):
         levels = [level(record.sigmas[step]) for step in sorted(record.branching) if record.branching[step] == ways]
@@ -117,7 +117,7 @@ def _pool(view: TreeView, kinds: Sequence[str]) -> list[Fact]:
 
 def drawing_weights(record: TreeRecord) -> str:
     """Return which weights of the policy a copy drew the samples with; iteration n is after n iterations."""
-    age = round(number((record.drawn or {}).get("age")))
+    age = round(number((record.sampled_by or {}).get("age")))
     return f"weights of iteration {record.iteration - age}" + (f", {age} before the newest" if age else "")
 
 
