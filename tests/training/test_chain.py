@@ -9,7 +9,7 @@ from diffrl.rollout.tree import plan_forest, sample_paths, subset
 from diffrl.studies.compare.selected import _evaluations, average_cost
 from diffrl.training.loop import Trainer
 from tests.run.test_resume import Crash, crash_at
-from tests.training.harness import EXPLORE, FOREST, assert_same_run, go_on, make_run, rows_of, settings, start
+from tests.training.harness import EXPLORE, FOREST, assert_same_run, go_on, rows_of, settings, start
 
 POINTS = {"constraint": True, "balance": True}
 CREDIT = {"reward": "turning_point", "value": "leaves", "turning_points": POINTS, "normalise": "depth"}
@@ -27,7 +27,7 @@ def chain(pipeline, directory, **explore):
 
 def test_whole_families_train_on_policy_at_what_was_planned(random_sd3, tmp_path):
     data = chain(random_sd3, tmp_path)
-    run_dir = make_run(data)[1]
+    run_dir, _ = start(data)
     rows = rows_of(run_dir)[1:]
     config = make_config(data)
     most, average = prompt_cost(config, 0), average_cost(config, 0)
