@@ -292,9 +292,7 @@ GROUPS = {
     "draw-priced-words": low_precision_trees("words", 10, ("nvfp4",), prices="b200-nvfp4"),
     "draw-4-shapes": low_precision_trees("shapes", 4, ("nvfp4", "fp8", "int8", "bfloat16"), (2, 4, 8)),
     "wide-shapes": wide("shapes"),
-    "wide-words": wide("words"),
     "nodes-shapes": nodes("shapes"),
-    "nodes-words": nodes("words"),
     **{name: pool(price) for name, price in POOLS.items()},
 }
 BUDGETS = {world: [name for name in GROUPS if name.split("-")[0] == world] for world in RATES}
