@@ -15,7 +15,7 @@ from tests.training.test_presets import PRESETS
 ROOT = Path(__file__).parents[1]
 PICK_A_PIC, HPD = {"prompts.train": "dataset/pickscore"}, {"prompts.train": "HPDv2"}
 """Prompts by the names that their authors' code or README has."""
-OWN = {"tree_tilt", "diffrl", "diffrl_nft"}
+OWN = {"chain", "tree_tilt", "diffrl", "diffrl_nft"}
 """Presets that have no paper."""
 
 LORA = {"model.lora.rank": 32, "model.lora.alpha": 64}

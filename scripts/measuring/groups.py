@@ -271,6 +271,36 @@ def nodes(world: str) -> Group:
     return Group(arms, 20_000, 10, questions, evals=1)
 
 
+def chain(world: str) -> Group:
+    """Return the chain of the papers, with one part exchanged, and against its parts and the preset, at published prices."""
+    folder = {"shapes": "configs/tiny-sd3", "words": "configs/tiny-words"}[world]
+    known = factorial(world)
+    common = f"rollout.steps=4 prompts.per_iteration=8 {UNSEEN} track.trees=null train.warmup_updates=2"
+    whole = f"{folder}/chain.yaml {common} rollout.explore.audit=0 train.learning_rate=1.5e-4"
+    pooled = (
+        "rollout.explore={precision: nvfp4, engine: emulated, candidates: 48, keep: 16, audit: 0, select: best_worst}"
+    )
+    branch = f"{folder}/branch_grpo.yaml {common} train.learning_rate=1.5e-4"
+    arms = {
+        "chain": whole,
+        "chain, single leaves": f"{whole} rollout.explore.select=best_worst",
+        "chain, random leaves": f"{whole} rollout.explore.select=random",
+        "chain, explored in full": f"{whole} rollout.explore.precision=training rollout.explore.engine=auto",
+        "chain, fused credit": f"{whole} credit={{reward: fused, normalise: depth}}",
+        "chain without a pool": known["tree, grpo, turning points"],
+        "flow_grpo": known["chains, grpo"],
+        "branch_grpo": f"{branch} rollout.tree={{roots: 1, branches: [4, 2, 2], splits: [0, 1, 2], correlation: 4.0}}",
+        "sol_rl": f"{known['chains, nft']} {pooled}",
+        "diffrl": known["diffrl"],
+    }
+    labels = list(arms)
+    questions = {
+        "What does the chain lose without a part?": tuple(("chain", label) for label in labels[1:6]),
+        "Does the chain pay?": tuple((label, "chain") for label in labels[6:]),
+    }
+    return Group(arms, 20_000, 5, questions, "b200-nvfp4", evals=1)
+
+
 WORDS = {label: arm for label, arm in factorial("words").items() if not label.endswith("ode")}
 PRICES = (1.0, 0.5, 0.25, 0.1)
 POOLS = {f"pool-{price:g}": price for price in PRICES}
@@ -293,6 +323,7 @@ GROUPS = {
     "draw-4-shapes": low_precision_trees("shapes", 4, ("nvfp4", "fp8", "int8", "bfloat16"), (2, 4, 8)),
     "wide-shapes": wide("shapes"),
     "nodes-shapes": nodes("shapes"),
+    "chain-shapes": chain("shapes"),
     **{name: pool(price) for name, price in POOLS.items()},
 }
 BUDGETS = {world: [name for name in GROUPS if name.split("-")[0] == world] for world in RATES}

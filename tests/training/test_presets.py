@@ -122,8 +122,13 @@ def it_learns(trainer, metrics, before):
 def it_costs_what_was_planned(trainer):
     meter, plan = trainer.session.meter, trainer.session.plan
     planned = {name: count for name, count in plan.network_evaluations.items() if name != "evaluation"}
-    assert meter.evaluations["rollout"] == planned["rollout"] > 0
-    assert network_evaluations(meter.state()) + meter.skipped == sum(planned.values())
+    counted = network_evaluations(meter.state()) + meter.skipped
+    if plan.exact:
+        assert meter.evaluations["rollout"] == planned["rollout"] > 0
+        assert counted == sum(planned.values())
+    else:  # how many prefixes the chosen share depends on their rewards
+        assert 0 < meter.evaluations["rollout"] <= planned["rollout"]
+        assert counted <= sum(planned.values())
 
 
 def it_leaves_a_readable_tree(run, config, images):
