@@ -272,7 +272,7 @@ def nodes(world: str) -> Group:
 
 
 def chain(world: str) -> Group:
-    """Return the chain of the papers, the same with one part exchanged, its papers and the preset, at published prices."""
+    """Return the chain of the papers, the same with one part exchanged, and others, at published prices."""
     folder = {"shapes": "configs/tiny-sd3", "words": "configs/tiny-words"}[world]
     known = factorial(world)
     common = f"rollout.steps=4 prompts.per_iteration=8 {UNSEEN} track.trees=null train.warmup_updates=2"
