@@ -60,6 +60,8 @@ def recipe(preset, family, pipeline, directory):
         if "splits" in tree:
             tree["branches"] = 2
             rollout["explore"] |= {"candidates": 8, "keep": 5}
+    if "draw" in rollout:
+        rollout["draw"] |= {"engine": "emulated", "compile": False}
     data["rewards"] = [{"name": name, "scale": 100.0, "batch_size": 5} for name in rewards]
     data["train"] |= {"micro_batch": 16, "learning_rate": 1.0e-3, "warmup_updates": 0}
     data["eval"] = {"rewards": [{"name": BRIGHTNESS}], "samples": 1, "steps": 1}
