@@ -159,8 +159,8 @@ def family_contrast(rewards: Tensor, keep: int, parent: Tensor, leaf: Tensor) ->
         leaf: (N,) integer in [0, M), the node of each candidate.
 
     Returns:
-        Selection with reasons "family of node 2: gap 0.41", "best side of node 0: gap 0.3", "part of the family of node
-        5: best 1", "fill: worst 3", "unscored".
+        Selection with reasons "family of node 2: gap 0.41", "family below node 0: gap 0.3, better side", "fill: of the
+        family of node 5, best 1", "fill: worst 3", "unscored".
 
     Raises:
         ValueError: `rewards`, `parent` or `leaf` has another shape or is out of range, or `keep` is outside [1, N].
@@ -175,7 +175,8 @@ def family_contrast(rewards: Tensor, keep: int, parent: Tensor, leaf: Tensor) ->
         if node in tree.members:
             wanted = {node: f"family of {why}"}
         else:
-            sides = ((tree.best[node], f"best side of {why}"), (tree.worst[node], f"worst side of {why}"))
+            below = f"family below {why}"
+            sides = ((tree.best[node], f"{below}, better side"), (tree.worst[node], f"{below}, worse side"))
             wanted = {tree.heads[side][0]: text for side, text in sides if not kept.keys() & set(tree.heads[side])}
         new = {head: text for head, text in wanted.items() if head not in kept}
         if sum(len(tree.members[head]) for head in new) <= total - sum(map(len, kept.values())):
@@ -183,7 +184,7 @@ def family_contrast(rewards: Tensor, keep: int, parent: Tensor, leaf: Tensor) ->
     picks = [pick for family in kept.values() for pick in family.items()]
     for head in (head for head in tree.by_gap if head in tree.members and head not in kept):
         part = _fill(tree.members[head], set(), min(total - len(picks), len(tree.members[head])))
-        picks += [(i, f"part of the family of node {head}{why.removeprefix('fill')}") for i, why in part]
+        picks += [(i, f"fill: of the family of node {head}, {why.removeprefix('fill: ')}") for i, why in part]
     return _selection(picks + _fill(ranked.scored, {i for i, _ in picks}, total - len(picks)), ranked, rewards, keep)
 
 

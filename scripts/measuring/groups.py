@@ -301,6 +301,15 @@ def chain(world: str) -> Group:
     return Group(arms, 20_000, 5, questions, "b200-nvfp4", evals=1)
 
 
+def regimes(world: str) -> Group:
+    """Return the preset as it is, and drawn and judged with guidance, without a pull, at twice the price an image."""
+    known = factorial(world)
+    guided = "rollout.guidance_scale=3.0 eval.guidance_scale=3.0 objective={kind: tilt, kl: 0.0}"
+    arms = {"without guidance, pulled": known["diffrl"], "with guidance": f"{known['diffrl']} {guided}"}
+    questions = {"Which regime?": (("with guidance", "without guidance, pulled"),)}
+    return Group(arms, 20_000, 6, questions, evals=1)
+
+
 WORDS = {label: arm for label, arm in factorial("words").items() if not label.endswith("ode")}
 PRICES = (1.0, 0.5, 0.25, 0.1)
 POOLS = {f"pool-{price:g}": price for price in PRICES}
@@ -324,6 +333,8 @@ GROUPS = {
     "wide-shapes": wide("shapes"),
     "nodes-shapes": nodes("shapes"),
     "chain-shapes": chain("shapes"),
+    "regimes-shapes": regimes("shapes"),
+    "regimes-words": regimes("words"),
     **{name: pool(price) for name, price in POOLS.items()},
 }
 BUDGETS = {world: [name for name in GROUPS if name.split("-")[0] == world] for world in RATES}

@@ -265,7 +265,7 @@ def test_families_are_kept_whole_in_the_order_of_gaps(seed):
                 kept += new
         indices, reason = family_contrast(rewards, keep, parent, leaf)
         assert [divmod(i // 4, 3) for i in indices.tolist()[::4]] == kept
-        assert all("node" in why and "part" not in why for why in reason)
+        assert all(why.startswith("family") for why in reason)
 
 
 def test_what_is_left_goes_to_both_ends_of_the_next_family():
@@ -276,7 +276,7 @@ def test_what_is_left_goes_to_both_ends_of_the_next_family():
     best, worst = indices.tolist()[8:]
     family = range(best // 4 * 4, best // 4 * 4 + 4)
     assert worst in family and rewards[best] == rewards[family].max() and rewards[worst] == rewards[family].min()
-    assert [why.partition(": ")[2] for why in reason[8:]] == ["best 1", "worst 1"]
+    assert [why.rpartition(", ")[2] for why in reason[8:]] == ["best 1", "worst 1"]
 
 
 def test_the_sides_of_an_upper_split_are_kept_where_their_values_differ_most():
@@ -285,7 +285,8 @@ def test_the_sides_of_an_upper_split_are_kept_where_their_values_differ_most():
     rewards = torch.tensor([0.11, 0.09, 0.9, 0.7, 0.7, 0.3])
     indices, reason = family_contrast(rewards, 4, parent, leaf)
     assert indices.tolist() == [2, 3, 0, 1]
-    assert reason == ("best side of node 0: gap 0.7",) * 2 + ("worst side of node 0: gap 0.7",) * 2
+    below = "family below node 0: gap 0.7"
+    assert reason == (f"{below}, better side",) * 2 + (f"{below}, worse side",) * 2
     assert family_contrast(rewards, 2, parent, leaf).reason == ("family of node 3: gap 0.4",) * 2
 
 

@@ -60,6 +60,24 @@ def test_facts_refer_to_the_nodes_that_they_name():
     assert named(tree, "credit")["Steps pushed up most, to"] == [node.id for node in ranked[:3]]
 
 
+def test_families_of_a_pool_are_counted():
+    tree = made_trees.pool(6, 4, 1)
+    of = (
+        "family of node 0: gap 0.4",
+        "family below node 0: gap 0.3, worse side",
+        "fill: of the family of node 0, best 1",
+    )
+    nodes, reasons = [], iter(of)
+    for node in tree.nodes:
+        if node.leaf and node.leaf.chosen and not node.leaf.audit:
+            node = replace(node, leaf=replace(node.leaf, chosen=next(reasons, "random")))
+        nodes.append(node)
+    found = told(replace(tree, nodes=tuple(nodes)))["sampled"]
+    assert found["Generated again: whole families of the splits whose branches differ most"] == "2"
+    assert found["Generated again: from the best and the worst of the rest"] == "1"
+    assert found["Generated again: at random"] == "1"
+
+
 def test_a_pool_and_how_well_the_proxy_ordered_it():
     # proxies 0, .2, .4, .6, .8, 1; of the five drawn again the truth is .2, .1, .8, .7, .9: two pairs are swapped
     found = told(made_trees.pool(6, 4, 1))

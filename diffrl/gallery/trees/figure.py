@@ -173,7 +173,11 @@ def _node(view: TreeView, node: TreeNode, depth: Sequence[int], served: dict[str
 
 def _short(chosen: str) -> str:
     """Return a reason where there is little room: "split at node 2: gap 0.41, better side" is "better side"."""
-    return chosen.rpartition(", ")[2] if chosen.startswith("split") else chosen.removeprefix("fill: ")
+    if chosen.startswith("family of"):
+        return "whole family"
+    if chosen.startswith(("split", "family", "fill")):
+        return chosen.removeprefix("fill: ").rpartition(", ")[2]
+    return chosen
 
 
 def _legend(view: TreeView) -> dict[str, bool]:

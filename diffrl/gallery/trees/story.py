@@ -33,6 +33,7 @@ CHOSEN = {
     "best": "the best by proxy",
     "worst": "the worst by proxy",
     "split": "the two ends of splits whose branches differ most",
+    "family": "whole families of the splits whose branches differ most",
     "fill": "from the best and the worst of the rest",
     "random": "at random",
     "all": "all of them",
