@@ -304,7 +304,9 @@ def chain(world: str) -> Group:
 def regimes(world: str) -> Group:
     """Return the preset as it is, and drawn and judged with guidance, without a pull, at twice the price an image."""
     known = factorial(world)
-    guided = "rollout.guidance_scale=3.0 eval.guidance_scale=3.0 objective={kind: tilt, kl: 0.0}"
+    guided = (
+        "rollout.guidance_scale=3.0 eval.guidance_scale=3.0 objective={kind: tilt, kl: 0.0} train.learning_rate=1.5e-4"
+    )
     arms = {"without guidance, pulled": known["diffrl"], "with guidance": f"{known['diffrl']} {guided}"}
     questions = {"Which regime?": (("with guidance", "without guidance, pulled"),)}
     return Group(arms, 20_000, 6, questions, evals=1)
