@@ -302,14 +302,14 @@ def chain(world: str) -> Group:
 
 
 def regimes(world: str) -> Group:
-    """Return the preset as it is, and drawn and judged with guidance, without a pull, at twice the price an image."""
+    """Return the preset, and the same drawn with guidance and without a pull; both are measured with guidance too."""
     known = factorial(world)
-    guided = (
-        "rollout.guidance_scale=3.0 eval.guidance_scale=3.0 objective={kind: tilt, kl: 0.0} train.learning_rate=1.5e-4"
-    )
-    arms = {"without guidance, pulled": known["diffrl"], "with guidance": f"{known['diffrl']} {guided}"}
-    questions = {"Which regime?": (("with guidance", "without guidance, pulled"),)}
-    return Group(arms, 20_000, 6, questions, evals=1)
+    guided = "rollout.guidance_scale=3.0 objective={kind: tilt, kl: 0.0} train.learning_rate=1.5e-4"
+    arms = {"drawn without guidance, pulled": known["diffrl"], "drawn with guidance": f"{known['diffrl']} {guided}"}
+    questions = {
+        "Without guidance, which has learned more?": (("drawn with guidance", "drawn without guidance, pulled"),)
+    }
+    return Group(arms, 20_000, 6, questions, evals=1, guidance=(3.0,))
 
 
 WORDS = {label: arm for label, arm in factorial("words").items() if not label.endswith("ode")}
