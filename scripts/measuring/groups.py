@@ -298,7 +298,7 @@ def chain(world: str) -> Group:
         "What does the chain lose without a part?": tuple(("chain", label) for label in labels[1:6]),
         "Does the chain pay?": tuple((label, "chain") for label in labels[6:]),
     }
-    return Group(arms, 20_000, 5, questions, "b200-nvfp4", evals=1)
+    return Group(arms, 20_000, 3, questions, "b200-nvfp4", evals=1)
 
 
 def regimes(world: str) -> Group:
@@ -336,7 +336,6 @@ GROUPS = {
     "nodes-shapes": nodes("shapes"),
     "chain-shapes": chain("shapes"),
     "regimes-shapes": regimes("shapes"),
-    "regimes-words": regimes("words"),
     **{name: pool(price) for name, price in POOLS.items()},
 }
 BUDGETS = {world: [name for name in GROUPS if name.split("-")[0] == world] for world in RATES}
