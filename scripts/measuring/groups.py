@@ -298,7 +298,7 @@ def chain(world: str) -> Group:
         "What does the chain lose without a part?": tuple(("chain", label) for label in labels[1:6]),
         "Does the chain pay?": tuple((label, "chain") for label in labels[6:]),
     }
-    return Group(arms, 20_000, 3, questions, "b200-nvfp4", evals=1)
+    return Group(arms, 20_000, 5, questions, "b200-nvfp4", evals=1)
 
 
 def regimes(world: str) -> Group:
