@@ -9,6 +9,7 @@ import importlib.metadata
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import cache
 from typing import TYPE_CHECKING
 
 from diffrl.errors import ConfigError, NotHereError
@@ -38,6 +39,7 @@ class Machine:
         capability: NVIDIA compute capability; None where there is none.
         cuda: version that torch was built with; None without.
         packages: installed ones of `PACKAGES`, with their versions.
+        int8_sums: whether torch multiplies int8 exactly on this CPU.
     """
 
     device: str
@@ -45,6 +47,7 @@ class Machine:
     capability: Capability | None = None
     cuda: Version | None = None
     packages: Mapping[str, Version] = field(default_factory=dict)
+    int8_sums: bool = True
 
     @property
     def title(self) -> str:
@@ -58,9 +61,19 @@ def machine_of(device: torch.device) -> Machine:
 
     versions = {name: version for name, pip in PACKAGES.items() if (version := installed(pip)) is not None}
     if device.type != "cuda":
-        return Machine(device.type, str(device), packages=versions)
+        exact = device.type != "cpu" or sums_int8_exactly()
+        return Machine(device.type, str(device), packages=versions, int8_sums=exact)
     cuda = None if torch.version.cuda is None else parse_version(torch.version.cuda)
     return Machine("cuda", torch.cuda.get_device_name(device), torch.cuda.get_device_capability(device), cuda, versions)
+
+
+@cache
+def sums_int8_exactly() -> bool:
+    """Try whether torch's int8 product is exact on this CPU: without VNNI, oneDNN adds pairs up in 16 bits, which saturate."""
+    import torch
+
+    largest = torch.full((32, 32), 127, dtype=torch.int8)
+    return bool((torch._int_mm(largest, largest) == 32 * 127**2).all())
 
 
 def find_backend(precision: str, engine: str, device: torch.device, section: str = "rollout.explore") -> Backend:
@@ -197,8 +210,11 @@ def _real_runner(precision: str, machine: Machine, section: str) -> Runner:
 
 def _missing_hardware(precision: str, need: Need, machine: Machine) -> str | None:
     wanted = f"needs an NVIDIA GPU of compute capability {dotted(need.lowest)} or more"
+    if machine.device == "cpu" and not need.cpu:
+        return f"{precision} {wanted}, not a CPU"
     if machine.device == "cpu":
-        return None if need.cpu else f"{precision} {wanted}, not a CPU"
+        exact = machine.int8_sums or not need.int8_sums
+        return None if exact else "torch's product of int8 saturates on this CPU, which lacks VNNI instructions"
     if machine.device != "cuda" or machine.capability is None:
         return f"{precision} needs {'a CPU or ' if need.cpu else ''}a CUDA GPU, not {machine.name}"
     if machine.capability < need.lowest:

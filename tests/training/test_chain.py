@@ -32,7 +32,7 @@ def test_whole_families_train_on_policy_at_what_was_planned(random_sd3, tmp_path
     config = make_config(data)
     most, average = prompt_cost(config, 0), average_cost(config, 0)
     for row in rows:
-        assert row["update/ratio_error_max"] == 0
+        assert row["update/ratio_error_max"] < 1e-5
         # three families: 3 to 1 roots, 3 nodes below them that go two steps, 9 leaves that go two more
         assert 2 * (1 + 3 * 2 + 9 * 2) <= row["evaluations/rollout"] <= 2 * (3 + 3 * 2 + 9 * 2)
         made = row["evaluations/update"] + row["evaluations_skipped"]
