@@ -151,6 +151,21 @@ class Edges:
 
 
 @dataclass(frozen=True)
+class Visits:
+    """States that chains without noise went through, and what the network answered; M = S * levels, a sample's together.
+
+    Args:
+        latents: (M, ...) as the network saw them.
+        velocity: (M, ...) what it predicted.
+        sigma: (M,) float32 noise levels.
+    """
+
+    latents: Tensor
+    velocity: Tensor
+    sigma: Tensor
+
+
+@dataclass(frozen=True)
 class Exploration:
     """Candidates drawn cheaply, in low precision or with few steps, and what their pictures scored.
 
@@ -194,6 +209,7 @@ class Rollout:
         images: (S, 3, H, W) uint8 RGB, or videos (S, F, 3, H, W).
         edges: the recorded steps.
         predicted: (N, ...) the picture that the network predicted at each node, as latents; None if not asked for.
+        visits: the states that deterministic steps left; None if not asked for.
     """
 
     batch: PromptBatch
@@ -203,6 +219,7 @@ class Rollout:
     images: Tensor
     edges: Edges
     predicted: Tensor | None = None
+    visits: Visits | None = None
 
     def __len__(self) -> int:
         return len(self.forest)

@@ -23,6 +23,7 @@ OBJECTIVES: Mapping[str, str] = {
     "awm": "diffrl.objectives.awm:AwmSettings",
     "dgpo": "diffrl.objectives.dgpo:DgpoSettings",
     "crd": "diffrl.objectives.crd:CrdSettings",
+    "art": "diffrl.objectives.art:ArtSettings",
     "tilt": "diffrl.objectives.tilt:TiltSettings",
 }
 OWN_OBJECTIVE = "diffrl.objectives.own:OwnObjectiveSettings"

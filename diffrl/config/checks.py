@@ -21,7 +21,9 @@ from diffrl.sections import show
 
 def _enough_to_train(rollout: RolloutSettings, train: TrainSettings, objective: ObjectiveSettings) -> str | None:
     counts = {}
-    if objective.trains_samples:
+    if objective.visits:
+        counts["its samples"] = rollout.samples
+    elif objective.trains_samples:
         counts["a prompt's samples * objective.levels"] = rollout.samples * objective.levels_per_sample
     if objective.trains_steps:
         branchings = [rollout.branching_at(i) for i in rollout.window_places]
@@ -63,6 +65,22 @@ def _something_stochastic(rollout: RolloutSettings, objective: ObjectiveSettings
         return (
             f"{objective.steps_key} must be null with rollout.stochastic.kind: none: there are no stochastic steps to "
             "train. Remove it, or add splits."
+        )
+    return None
+
+
+def _visits_are_of_chains(rollout: RolloutSettings, objective: ObjectiveSettings) -> str | None:
+    if not objective.visits:
+        return None
+    if not isinstance(rollout.stochastic, NoSteps):
+        return (
+            f"rollout.stochastic.kind must be none with objective.kind: {objective.kind}, which trains at the states of "
+            f"independent chains without noise. Got {rollout.stochastic.kind}. Set it to none, or use objective.kind: tilt."
+        )
+    if objective.visits > rollout.steps:
+        return (
+            f"objective.levels must be <= rollout.steps with objective.kind: {objective.kind}, which trains at a rollout's "
+            f"own steps. Got levels={objective.visits}, steps={rollout.steps}. Lower levels."
         )
     return None
 
@@ -233,6 +251,12 @@ def _copy_has_a_whole_base(model: Any, rollout: RolloutSettings) -> str | None:
 def _drawn_needs_no_density(rollout: RolloutSettings, objective: ObjectiveSettings) -> str | None:
     if rollout.draw is None or not objective.needs_densities:
         return None
+    if objective.visits:
+        return (
+            f"rollout.draw must be null with objective.kind: {objective.kind}, whose targets are the trained policy's own "
+            f"predictions as it draws. Got precision={rollout.draw.precision}. Remove rollout.draw, or use objective.kind: "
+            "tilt."
+        )
     return (
         f"rollout.draw must be null with objective.kind: {objective.kind}, whose ratio needs the density of the "
         f"trained policy, and a copy would draw the steps. Got precision={rollout.draw.precision}. Use "
@@ -308,6 +332,7 @@ _CHECKS: tuple[tuple[tuple[str, ...], Callable[..., str | None]], ...] = (
     (("model", "train"), _sharding_fits),
     (("model", "rollout"), _copy_has_a_whole_base),
     (("rollout", "objective"), _drawn_needs_no_density),
+    (("rollout", "objective"), _visits_are_of_chains),
     (("model", "rollout"), _layers_are_published),
     (("run", "train"), _warmup_ends),
 )

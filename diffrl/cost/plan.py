@@ -206,7 +206,7 @@ def make_plan(config: Config, world_size: int = 1, cost_of: Callable[[Config, in
     o = config.objective
     noised = r.redrawn * o.levels_per_sample
     trained = over_the_run(lambda one: noised + one.trained)
-    together = r.redrawn if o.whole_groups else 1
+    together = o.visits or (r.redrawn if o.whole_groups else 1)
     dealt = [(noised // together, together), (first.trained, 1)]
     parts = [tuple(size * n for n in even_parts(count, t.updates_per_iteration)) for count, size in dealt if count]
     shares = [sum(share) for share in zip(*parts, strict=True)]

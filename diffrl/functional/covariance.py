@@ -59,6 +59,29 @@ def sibling_covariance(x0: Tensor, advantage: Tensor, node: Tensor, child: Tenso
     return Covariance(torch.zeros_like(centre).index_add_(0, node, spread), centre)
 
 
+def prompt_direction(x0: Tensor, reward: Tensor, prompt: Tensor, prompts: int) -> Tensor:
+    """Return the covariance of reward and clean latents over each prompt's independent samples, at root mean square 1.
+
+        G(c) = Cov(R, x0 | c) / rms Cov(R, x0 | c)
+
+    DiffusionART, arXiv 2610.12572. A positive factor of a prompt's rewards, or anything added to them, leaves it as it
+    is: their scale by the median absolute deviation in the published code, and standardised advantages too. Of two
+    samples it is the better one's difference from the other, so that a preference says as much as two rewards.
+
+    Args:
+        x0: (S, ...) clean latents.
+        reward: (S,), finite.
+        prompt: (S,) int64 row in [0, P) of each sample's prompt.
+        prompts: P.
+
+    Returns:
+        (P, ...) float32; 0 of prompts whose rewards are all equal.
+    """
+    covariance = sibling_covariance(x0, reward, prompt, torch.arange(len(x0), device=x0.device), prompts).direction
+    size = covariance.flatten(1).square().mean(dim=1).sqrt()
+    return covariance / torch.where(size > 0, size, 1).view(-1, *[1] * (covariance.ndim - 1))
+
+
 def between_variance(advantage: Tensor, node: Tensor, child: Tensor, nodes: int) -> Tensor:
     """Return how far the values of each node's children differ beyond what the spread below them explains.
 

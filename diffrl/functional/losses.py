@@ -170,6 +170,41 @@ def tilt_loss(
     return loss, {"direction": row_mean(direction.float().square()).sqrt(), "prediction_error": error}
 
 
+def art_loss(
+    v: Tensor, v_old: Tensor, sigma: float | Tensor, direction: Tensor, step: float
+) -> tuple[Tensor, dict[str, Tensor]]:
+    """Return DiffusionART's loss, one value a state: the clean prediction is to be one step further along a direction.
+
+        mean (x0hat - (x0hat_old + step * G))^2,   x0hat = x - sigma * v
+
+    DiffusionART, arXiv 2610.12572. The target is frozen: at the old policy the gradient points along G alone, and where
+    an earlier update has moved the prediction, the same loss also pulls back what moved elsewhere or too far, which is
+    its restoration.
+
+    Args:
+        v: (B, ...) the policy's velocity at states (x, sigma) of the rollout; carries the gradient.
+        v_old: (B, ...) the velocity there of the policy that drew them.
+        sigma: number or (B,), in (0, 1].
+        direction: (B, ...) G of each state's prompt, from `prompt_direction`.
+        step: in latent units, root mean square, above 0.
+
+    Returns:
+        The loss, (B,) float32, and detached metrics, (B,) float32 each: `moved`, root mean square of
+        x0hat - x0hat_old; `target_gap`, the loss's root.
+
+    Raises:
+        ValueError: shapes differ, or `step` is not above 0.
+    """
+    if not v.shape == v_old.shape == direction.shape:
+        shapes = [tuple(tensor.shape) for tensor in (v, v_old, direction)]
+        raise ValueError(f"v, v_old and direction must be of one shape (B, ...). Got {shapes}.")
+    if not step > 0:
+        raise ValueError(f"step must be above 0. Got {step}.")
+    move = per_row(sigma, v) * (v_old.detach().float() - v.float())
+    loss = row_mean((move - step * direction.float()).square())
+    return loss, {"moved": row_mean(move.detach().square()).sqrt(), "target_gap": loss.detach().sqrt()}
+
+
 def optimality(advantage: Tensor, advantage_clip: float = 5.0) -> Tensor:
     """Return probability that a sample counts as good, linear in its clipped advantage.
 

@@ -112,6 +112,13 @@ KNOWN: Mapping[str, Sequence[tuple[str, str, str, str, str]]] = {
             "mean absolute",
             "the clean prediction against the mean of the samples below",
         ),
+        (
+            "art",
+            "Way to the target",
+            "update/moved update/target_gap",
+            "root mean square",
+            "DiffusionART: how far predictions have moved, and what is left",
+        ),
         ("reference_kl", "Distance to the start", "update/reference_kl", "", "model before alignment"),
         ("grad_norm", "Gradient norm", "update/grad_norm", "", "before clipping"),
         ("learning_rate", "Learning rate", "update/learning_rate", "", ""),

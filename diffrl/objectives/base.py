@@ -99,6 +99,11 @@ class Objective(Generic[Some]):
         return 0
 
     @property
+    def visits(self) -> int:
+        """States of each sample's own rollout that are kept to train on, the first so many; 0 = none."""
+        return 0
+
+    @property
     def trains_uncredited(self) -> bool:
         """Whether what has no advantage trains too, because the reference, or its group, gives it a gradient."""
         return self.kl > 0
@@ -263,6 +268,11 @@ class ObjectiveSettings(Section):
     def levels_per_sample(self) -> int:
         """Noise levels at which each finished sample trains, one network evaluation each."""
         return sum(loss.objective.levels for loss in self._of("samples"))
+
+    @property
+    def visits(self) -> int:
+        """States of each sample's own rollout that are kept to train on, the first so many; 0 = none."""
+        return max(loss.objective.visits for loss in self.planned())
 
     @property
     def whole_groups(self) -> bool:

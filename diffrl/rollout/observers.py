@@ -1,4 +1,4 @@
-"""What is kept of a rollout while it is sampled: stochastic steps as edges, and predicted images.
+"""What is kept of a rollout while it is sampled: stochastic steps as edges, visited states, and predicted images.
 
 Observers of `denoise`. A forest may be sampled in parts, some prompts at a time: an observer takes all parts one after
 the other, with `of_whole` naming their nodes by the rows of the whole forest.
@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from diffrl.functional.gaussian import log_prob
-from diffrl.records import Edges, Forest
+from diffrl.records import Edges, Forest, Visits
 from diffrl.rollout.denoise import Level, Observer
 
 
@@ -122,6 +122,41 @@ def _span(rows: Tensor) -> slice | Tensor:
     """Return ascending rows (n,), n >= 1, as a slice if none is left out: the device then waits for no index."""
     first, last = int(rows[0]), int(rows[-1])
     return slice(first, last + 1) if last - first + 1 == len(rows) else rows
+
+
+class VisitRecorder:
+    """Keeps the first states of chains that no noise enters, and the velocities that left them.
+
+    Args:
+        forest: the whole of what is drawn; no step of it is stochastic.
+        levels: how many states of each sample.
+    """
+
+    def __init__(self, forest: Forest, levels: int):
+        self._sample = torch.full_like(forest.parent, -1)
+        self._sample[forest.leaf] = torch.arange(len(forest))
+        self._samples, self._levels, self._seen = len(forest), levels, list[int]()
+        self._kept: tuple[Tensor, Tensor, Tensor] | None = None
+
+    def __call__(self, level: Level) -> None:
+        """Take a level's states, if it is one of the first."""
+        if level.step not in self._seen and len(self._seen) < self._levels:
+            self._seen.append(level.step)
+        if level.step not in self._seen or level.velocity is None:
+            return
+        if self._kept is None:
+            shape, x = (self._samples, self._levels), level.latents
+            states = x.new_zeros((*shape, *x.shape[1:]), dtype=torch.float32)
+            self._kept = states, torch.zeros_like(states), x.new_zeros(shape, dtype=torch.float32)
+        rows, place = self._sample[level.nodes].to(level.latents.device), self._seen.index(level.step)
+        for kept, column in zip(self._kept, (level.latents, level.velocity, level.sigma), strict=True):
+            kept[rows, place] = column.to(kept.dtype)
+
+    @property
+    def visits(self) -> Visits:
+        """The states, those of a sample side by side."""
+        assert self._kept is not None
+        return Visits(*(kept.flatten(0, 1) for kept in self._kept))
 
 
 class PredictionRecorder:

@@ -16,7 +16,7 @@ from diffrl.models.pipeline import keep_on_device
 from diffrl.records import Forest, PromptBatch, Rollout
 from diffrl.rollout.address import Address
 from diffrl.rollout.denoise import Observer, Sampler, denoise
-from diffrl.rollout.observers import EdgeRecorder, PredictionRecorder, of_whole
+from diffrl.rollout.observers import EdgeRecorder, PredictionRecorder, VisitRecorder, of_whole
 from diffrl.rollout.tree import paths_to, prompt_chunks, subset
 
 Clock = Callable[[str], AbstractContextManager[None]]
@@ -46,6 +46,7 @@ def regenerate(
     record: Collection[int],
     decode_batch: int,
     predict: bool = False,
+    visit: int = 0,
     observe: Iterable[Observer] = (),
     clock: Clock = no_clock,
     each: Sink = ignore,
@@ -63,6 +64,7 @@ def regenerate(
         record: stochastic steps that are kept as edges.
         decode_batch: samples a decoder call.
         predict: keep the picture predicted at every node.
+        visit: keep so many of each sample's first states, of chains without noise.
         observe: others that are shown every level.
         clock: entered with "rollout" around the denoising and with "decode" around the decoding.
         each: called with the pictures as they are decoded, in the order of the samples.
@@ -70,7 +72,8 @@ def regenerate(
     """
     edges = EdgeRecorder(forest, record, dtype=sampler.latents_dtype)
     predicted = PredictionRecorder(forest) if predict else None
-    observers: list[Observer] = [edges, *([predicted] if predicted else []), *observe]
+    visited = VisitRecorder(forest, visit) if visit else None
+    observers: list[Observer] = [edges, *(one for one in (predicted, visited) if one), *observe]
     latents, images = list[Tensor](), list[Tensor]()
     for samples in prompt_chunks(forest, prompts_at_once):
         part, on_paths = subset(forest, samples), paths_to(forest, samples)
@@ -91,6 +94,7 @@ def regenerate(
         images=whole_images,
         edges=edges.edges(),
         predicted=predicted.latents if predicted else None,
+        visits=visited.visits if visited else None,
     )
 
 

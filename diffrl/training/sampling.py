@@ -129,6 +129,7 @@ class Sampling:
                 sampler=self.sampler(),
                 record=list(forest.branching) if self.config.records_steps else (),
                 predict=self.config.credit.value == "predicted_x0",
+                visit=self.config.objective.visits,
                 observe=() if tracer is None else tracer.observers(forest),
                 decode_batch=self.config.rollout.decode_batch,
                 clock=self.clock,

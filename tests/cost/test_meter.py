@@ -65,6 +65,13 @@ CASES = {  # exact ones
         "rollout": FOREST | {"guidance_scale": 2.0},
         "objective": {"kind": "tilt", "nodes": {"keep": 0.4, "by": "random"}}, "train": {"updates_per_iteration": 1},
     },
+    "art, kl, guidance": {
+        "rollout": FREE | {"guidance_scale": 2.0}, "objective": {"kind": "art", "levels": 4, "kl": 0.1},
+    },
+    "art, chosen": {
+        "rollout": FREE | {"explore": EXPLORE | {"steps": None, "candidates": 7, "keep": 3, "audit": 0}},
+        "objective": {"kind": "art", "levels": 5},
+    },
     "explore chains, audits and kl": {
         "rollout": CHAINS | {"explore": EXPLORE | {"steps": None, "candidates": 7, "keep": 3}},
         "objective": {"kl": 0.1},

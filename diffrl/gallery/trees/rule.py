@@ -53,6 +53,7 @@ RULE: Mapping[str, Gloss] = {
         "awm": "AWM, which trains finished images",
         "dgpo": "DGPO, which trains finished images",
         "crd": "CRD, which trains finished images",
+        "art": "DiffusionART, which trains the way to finished images",
         "grpo": "GRPO, which trains steps",
         "tilt": "tree tilt, which trains the splits",
     },
@@ -78,6 +79,7 @@ SAMPLES_BY: Mapping[str, str] = {
     "awm": "advantage-weighted matching (awm)",
     "dgpo": "group preferences (dgpo)",
     "crd": "centred reward distillation (crd)",
+    "art": "DiffusionART's regression (art)",
 }
 """What trains finished images, by the name of the objective."""
 EXPLORED: Mapping[str, Gloss] = {

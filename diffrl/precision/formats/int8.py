@@ -74,7 +74,7 @@ PRECISION = Precision(
     "rollout.explore.precision: bfloat16, or time both.",
     prices={"cpu-measured": Price(0.82, "measured, docs/performance.md")},
     runners={
-        "torch": Runner(native, Need(cpu=True)),
+        "torch": Runner(native, Need(cpu=True, int8_sums=True)),
         "torchao": Runner(torchao, Need(cpu=True, lowest=(8, 0))),
         "modelopt": Runner(modelopt, Need(cpu=True)),
         "emulated": Runner(emulated, None),
