@@ -152,7 +152,7 @@ class Edges:
 
 @dataclass(frozen=True)
 class Visits:
-    """States that chains without noise went through, and what the network answered; M = S * levels, a sample's together.
+    """States that chains without noise went through, and the answers there; M = S * levels, by sample.
 
     Args:
         latents: (M, ...) as the network saw them.

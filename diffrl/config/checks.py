@@ -74,13 +74,14 @@ def _visits_are_of_chains(rollout: RolloutSettings, objective: ObjectiveSettings
         return None
     if not isinstance(rollout.stochastic, NoSteps):
         return (
-            f"rollout.stochastic.kind must be none with objective.kind: {objective.kind}, which trains at the states of "
-            f"independent chains without noise. Got {rollout.stochastic.kind}. Set it to none, or use objective.kind: tilt."
+            f"rollout.stochastic.kind must be none with objective.kind: {objective.kind}, which trains at the states "
+            f"of independent chains without noise. Got {rollout.stochastic.kind}. Set it to none, or use "
+            "objective.kind: tilt."
         )
     if objective.visits > rollout.steps:
         return (
-            f"objective.levels must be <= rollout.steps with objective.kind: {objective.kind}, which trains at a rollout's "
-            f"own steps. Got levels={objective.visits}, steps={rollout.steps}. Lower levels."
+            f"objective.levels must be <= rollout.steps with objective.kind: {objective.kind}, which trains at a "
+            f"rollout's own steps. Got levels={objective.visits}, steps={rollout.steps}. Lower levels."
         )
     return None
 
@@ -253,9 +254,9 @@ def _drawn_needs_no_density(rollout: RolloutSettings, objective: ObjectiveSettin
         return None
     if objective.visits:
         return (
-            f"rollout.draw must be null with objective.kind: {objective.kind}, whose targets are the trained policy's own "
-            f"predictions as it draws. Got precision={rollout.draw.precision}. Remove rollout.draw, or use objective.kind: "
-            "tilt."
+            f"rollout.draw must be null with objective.kind: {objective.kind}, whose targets are the trained policy's "
+            f"own predictions as it draws. Got precision={rollout.draw.precision}. Remove rollout.draw, or use "
+            "objective.kind: tilt."
         )
     return (
         f"rollout.draw must be null with objective.kind: {objective.kind}, whose ratio needs the density of the "

@@ -1,8 +1,10 @@
 """Tree tilt: at each split the clean prediction moves along the covariance of reward and sample below it.
 
-This project's own objective (docs/methods/tree_tilt.md). The leaves below a node are draws of x0 from its latents, so a
-tree gives by averages what the optimum of reward under a KL leash asks for. It needs no ratio, no density and no fresh
-noise, and trains one network evaluation a node, however many samples lie below it.
+See docs/methods/tree_tilt.md. Regression to targets that a covariance of reward and endpoint tilts is DiffusionART's
+idea (arXiv 2610.12572; `objectives/art.py`), whose covariance is given the prompt. This one is given the state: the
+leaves below a node are draws of x0 from its latents, so a tree gives by averages what the optimum of reward under a KL
+leash asks for. It needs no ratio, no density and no fresh noise, and trains one network evaluation a node, however many
+samples lie below it.
 """
 
 from __future__ import annotations

@@ -62,6 +62,8 @@ def recipe(preset, family, pipeline, directory):
             rollout["explore"] |= {"candidates": 8, "keep": 5}
     if "draw" in rollout:
         rollout["draw"] |= {"engine": "emulated", "compile": False}
+    if data["objective"]["kind"] == "art":
+        data["objective"]["levels"] = 4
     data["rewards"] = [{"name": name, "scale": 100.0, "batch_size": 5} for name in rewards]
     data["train"] |= {"micro_batch": 16, "learning_rate": 1.0e-3, "warmup_updates": 0}
     data["eval"] = {"rewards": [{"name": BRIGHTNESS}], "samples": 1, "steps": 1}
