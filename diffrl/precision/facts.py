@@ -34,7 +34,7 @@ class Need:
         below: compute capability that is too new; None for no limit.
         why_below: what is known of those.
         cuda: lowest CUDA version of torch's build, on CUDA.
-        int8_sums: whether torch's own product of int8 must be exact on a CPU.
+        int8_sums: whether torch's product of int8 must be exact on a CPU.
     """
 
     cpu: bool

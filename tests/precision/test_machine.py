@@ -37,7 +37,7 @@ def test_cpus(kind):
     on_cpu = {("bfloat16", "torch"), ("fp8", "torch"), ("fp8", "modelopt")} | {k for k in RUNS if k[0] == "int8"}
     assert (missing(*kind, Machine("cpu", "cpu", packages=PACKAGES)) is None) == (kind in on_cpu)
     old = Machine("cpu", "cpu", packages=PACKAGES, int8_sums=False)
-    assert (missing(*kind, old) is None) == (kind in on_cpu - {("int8", "torch")})
+    assert (missing(*kind, old) is None) == (kind in on_cpu - {("int8", "torch"), ("int8", "torchao")})
 
 
 @pytest.mark.parametrize(

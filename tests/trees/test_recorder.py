@@ -72,7 +72,7 @@ def test_a_forest_that_explores_resumes_bit_for_bit(random_sd3, tmp_path, monkey
             start(everything(random_sd3, tmp_path / "b"))
     step, tensors, state = last_checkpoint(tmp_path / "b/run")
     assert step == 3 and {"old", "ema"} <= {group for group, _ in tensors}
-    assert state["fidelity"] == {"low": 1, "keep": 12, "fallen_back": False}
+    assert state["fidelity"] == {"low": 1, "keep": 12, "fallen_back": False, "synced": False}
     go_on(tmp_path / "b/run")
     assert_same_run(tmp_path / "b/run", straight)
 

@@ -75,7 +75,7 @@ PRECISION = Precision(
     prices={"cpu-measured": Price(0.82, "measured, docs/performance.md")},
     runners={
         "torch": Runner(native, Need(cpu=True, int8_sums=True)),
-        "torchao": Runner(torchao, Need(cpu=True, lowest=(8, 0))),
+        "torchao": Runner(torchao, Need(cpu=True, lowest=(8, 0), int8_sums=True)),
         "modelopt": Runner(modelopt, Need(cpu=True)),
         "emulated": Runner(emulated, None),
     },
