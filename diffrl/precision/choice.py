@@ -69,7 +69,7 @@ def machine_of(device: torch.device) -> Machine:
 
 @cache
 def sums_int8_exactly() -> bool:
-    """Try whether torch's product of int8 is exact on this CPU; without VNNI pairs are added up in 16 bits and saturate."""
+    """Try whether torch's product of int8 is exact here: without VNNI, pairs are added up in 16 bits and saturate."""
     import torch
 
     largest = torch.full((32, 32), 127, dtype=torch.int8)

@@ -148,9 +148,9 @@ class VisitRecorder:
             shape, x = (self._samples, self._levels), level.latents
             states = x.new_zeros((*shape, *x.shape[1:]), dtype=torch.float32)
             self._kept = states, torch.zeros_like(states), x.new_zeros(shape, dtype=torch.float32)
-        rows, place = self._sample[level.nodes].to(level.latents.device), self._seen.index(level.step)
+        rows, step = self._sample[level.nodes].to(level.latents.device), self._seen.index(level.step)
         for kept, column in zip(self._kept, (level.latents, level.velocity, level.sigma), strict=True):
-            kept[rows, place] = column.to(kept.dtype)
+            kept[rows, step] = column.to(kept.dtype)
 
     @property
     def visits(self) -> Visits:
