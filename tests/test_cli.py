@@ -21,6 +21,7 @@ from diffrl.models.families import FAMILIES
 from diffrl.records import Prompt
 from diffrl.terminal.exits import errors_as_messages
 from tests.patience import LONG
+from tests.tiers import daily
 
 RECIPES = Path(__file__).parents[1] / "configs"
 
@@ -399,8 +400,10 @@ def test_the_snippet_of_a_card_runs(runs, tmp_path):
     assert scope["image"].size == (32, 32)  # type: ignore[attr-defined]
 
 
-@pytest.mark.long
-@pytest.mark.parametrize("family", [name for name, facts in FAMILIES.items() if not facts.edits and name != "sd3"])
+CARDS = [name for name, facts in FAMILIES.items() if not facts.edits and name != "sd3"]
+
+
+@pytest.mark.parametrize("family", daily(CARDS, [], set(CARDS) - {"wan", "flux"}))
 def test_the_card_of_a_bfloat16_run_loads_bfloat16(random_pipelines, tmp_path, family):
     from tests.training.harness import settings, start
 

@@ -1,7 +1,6 @@
-"""Keys that are given and can change nothing, though nothing is wrong with them: said, not refused.
+"""Keys that are given and change nothing, or not what they are there for: said, not refused.
 
-They come to act with another update or with an old policy that is an average, so a preset may carry them and be
-overridden either way.
+They come to act with other keys, so a preset may carry them and be overridden either way.
 """
 
 from __future__ import annotations
@@ -15,7 +14,7 @@ CLIPS = ("clip", "clip_high")
 
 
 def unused_keys(config: Config) -> tuple[str, ...]:
-    """Return a sentence for each reason why keys of the objective that were given do nothing."""
+    """Return a sentence for each reason why keys that were given do nothing, or undo what they are there for."""
     o, written = config.objective, set(_given(config.objective, "objective"))
     reasons = []
     if config.old_is_policy:
@@ -26,7 +25,26 @@ def unused_keys(config: Config) -> tuple[str, ...]:
     if not o.old_policy_is_ema:
         rate = written & {"objective.old_decay_rate"}
         reasons.append((rate, "with objective.old_decay_max: 0 the old policy is the newest"))
-    return tuple(f"Without effect: {', '.join(sorted(keys))}; {why}." for keys, why in reasons if keys)
+    idle = [f"Without effect: {', '.join(sorted(keys))}; {why}." for keys, why in reasons if keys]
+    return (*idle, *_undone(config))
+
+
+def _undone(config: Config) -> Iterator[str]:
+    """Yield what is said of keys that work against what they are there for."""
+    r = config.rollout
+    pulled = config.objective.needs_reference and config.kl_guidance < r.guidance_scale
+    if pulled and config.objective.sample_guidance is None:
+        yield (
+            f"objective.kl_guidance: {config.kl_guidance:g} is below rollout.guidance_scale: {r.guidance_scale:g}, so "
+            "kl pulls the guided policy away from what guidance gives."
+        )
+    if r.tree.splits and r.tree.correlation == 0:
+        yield "With rollout.tree.correlation: 0 siblings get the same noise: the samples below a split are all equal."
+    if r.explore is not None and r.explore.keep == r.explore.candidates:
+        yield (
+            f"rollout.explore chooses nothing: keep and candidates are both {r.explore.keep}, and every candidate is "
+            "drawn twice."
+        )
 
 
 def _given(section: Section, path: str) -> Iterator[str]:

@@ -42,6 +42,30 @@ def test_what_was_given_and_cannot_act_is_said(objective, updates, keys):
     assert [note.endswith(CLIPS) for note in notes] == ["clip" in key for key in keys]
 
 
+GUIDED = {"guidance_scale": 4.0}
+EXPLORES = {"precision": "nvfp4", "engine": "emulated", "candidates": 16, "keep": 16, "audit": 0}
+
+
+@pytest.mark.parametrize(
+    ("changes", "words"),
+    [
+        (
+            {"rollout": GUIDED, "objective": {"kind": "grpo", "kl": 0.1, "kl_guidance": 2.0}},
+            "kl pulls the guided policy",
+        ),
+        ({"rollout": GUIDED, "objective": {"kind": "grpo", "kl": 0.1, "kl_guidance": 4.0}}, None),
+        ({"rollout": GUIDED, "objective": {"kind": "grpo", "kl": 0.1}}, None),
+        ({"rollout": {"tree": {"roots": 1, "splits": [1], "correlation": 0.0}}}, "samples below a split are all equal"),
+        ({"rollout": {"tree": {"roots": 1, "splits": [1], "correlation": 0.1}}}, None),
+        ({"rollout": {"explore": EXPLORES}}, "keep and candidates are both 16"),
+        ({"rollout": {"explore": EXPLORES | {"candidates": 20}}}, None),
+    ],
+)
+def test_what_undoes_itself_is_said(changes, words):
+    notes = unused_keys(make_config(data_of(**changes)))
+    assert [words in note for note in notes] == ([True] if words else [])
+
+
 def test_the_plan_says_it_too():
     path, clip = "configs/tiny-sd3/flow_grpo.yaml", "objective.clip=0.001"
     said = [

@@ -306,7 +306,7 @@ def sleeping(pipeline, directory, seconds, timeout, **train):
     return write_config(data, directory / "config.yaml")
 
 
-@pytest.mark.long
+@pytest.mark.slow
 def test_ranks_wait_as_long_as_the_settings_let_one_take(random_sd3, tmp_path):
     """For a reward, and for its part of a checkpoint, though the backend would give up before."""
     done = launch(

@@ -52,9 +52,12 @@ def test_a_run_outlives_a_full_disk_of_its_output(config, tmp_path):
     assert process.wait(LONG) == 0 and said == b"" and trained(tmp_path)
 
 
-@pytest.mark.long
 @pytest.mark.parametrize(
-    "environment", [{"PYTHONIOENCODING": "latin-1"}, {"LC_ALL": "C", "PYTHONUTF8": "0", "PYTHONCOERCECLOCALE": "0"}]
+    "environment",
+    [
+        pytest.param({"PYTHONIOENCODING": "latin-1"}, marks=pytest.mark.long),
+        pytest.param({"LC_ALL": "C", "PYTHONUTF8": "0", "PYTHONCOERCECLOCALE": "0"}, marks=pytest.mark.slow),
+    ],
 )
 def test_a_run_outlives_the_encoding_of_its_output(config, tmp_path, environment):
     with start(["train", config], subprocess.PIPE, **environment) as process:

@@ -33,7 +33,7 @@ SUMS = {
 """Rewards that are added up, of which one at least tells any two random pictures apart."""
 PAIRS = [(preset, family) for preset in PRESETS for family in FAMILIES]
 EVERY_DAY = [(preset, list(FAMILIES)[i % len(FAMILIES)]) for i, preset in enumerate(PRESETS)]
-NEWER = list(FAMILIES)[5:]
+NEWER = list(FAMILIES)[3:]
 ENOUGH = ("flow_grpo", "branch_grpo", "diffusion_nft", "tree_tilt", "diffrl")
 """Chains, trees, samples, aims, and a low-precision pool with turning points: what a family's adapter meets."""
 RARE = [(preset, family) for preset, family in PAIRS if family in NEWER and preset not in ENOUGH]
