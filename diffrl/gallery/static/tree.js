@@ -305,8 +305,9 @@
     go(id);
     open(id);
   });
-  canvas.addEventListener("pointerover", (event) => { if (named(event) !== null) trace(named(event)); });
-  canvas.addEventListener("pointerleave", back);
+  let over = null; // by motion: what a panel's arrival moves under a pointer at rest was not pointed at
+  canvas.addEventListener("pointermove", (event) => { const id = named(event); if (id !== null && id !== over) trace(over = id); });
+  canvas.addEventListener("pointerleave", () => { over = null; back(); });
 
   // --- the story's and the tables' references
   for (const link of document.querySelectorAll("[data-ref]")) {
