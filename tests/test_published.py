@@ -109,7 +109,7 @@ PUBLISHED = {
         "objective.old_decay_max": 0.999, "train.updates_per_iteration": 2,
     },
     # github.com/vanzll/DiffusionART: README.md, docs/README.md, docs/faq.md, of which the first lines were at hand
-    "art": {"rollout.stochastic": {"kind": "none"}, "train.updates_per_iteration": 2},
+    "art": {"rollout.stochastic": {"kind": "none"}, "rollout.tree.roots": 8, "train.updates_per_iteration": 2},
 }  # fmt: skip
 
 HEAD = re.compile(r"^\| key \| published \| `(configs/(\w+)/(\w+)\.yaml)` \| why it differs \|$", re.MULTILINE)
