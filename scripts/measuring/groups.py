@@ -86,6 +86,8 @@ def factorial(world: str) -> dict[str, str]:
         "forest, nft": arm("diffrl_nft", NFT),
         "chains, crd": arm("crd", "objective.levels=1", ONE),
         "chains, dgpo": arm("dgpo", "objective.levels=3 objective.kl=0.0 train.warmup_updates=1"),
+        "chains, art": arm("art", "train.warmup_updates=2"),
+        "chains, art, one update": arm("art", ONE),
         "tree, grpo, turning points, ode": tree(GRPO, credit("turning_point", "ode")),
         "tree, grpo, incremental, ode": tree(GRPO, credit("incremental", "ode")),
     }
@@ -103,7 +105,7 @@ def factorial(world: str) -> dict[str, str]:
 PULLED = {"chains, nft": 0.3, "chains, grpo": 0.1}
 """Weights of a pull to the guided reference, as chosen on words of `tune` (docs/notebook.md)."""
 
-RIVALS = ("chains, nft", "chains, awm", "chains, dgpo", "chains, crd", "chains, grpo")
+RIVALS = ("chains, nft", "chains, awm", "chains, dgpo", "chains, crd", "chains, grpo", "chains, art")
 QUESTIONS = {
     "Does a tree pay?": (
         ("chains, grpo", "tree, grpo, outcome"),
@@ -119,6 +121,7 @@ QUESTIONS = {
     "Does tree tilt pay?": tuple((rival, "tilt") for rival in (*RIVALS, "tree, grpo, incremental", "tree, nft")),
     "Does the guided reference pay?": (("tilt", "diffrl"), ("tilt, rate of diffrl", "diffrl")),
     "Does diffrl pay?": tuple((rival, "diffrl") for rival in RIVALS),
+    "Does DiffusionART's second update pay?": (("chains, art, one update", "chains, art"),),
     "Is it more than guidance?": (("guidance distilled", "diffrl"),),
 }
 
