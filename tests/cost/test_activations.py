@@ -101,6 +101,9 @@ def test_a_wide_lora_holds_what_passes_between_its_halves(random_pipelines):
     assert wide.graph.each > narrow.graph.each + 1000 * 4 * 4 and wide.forward.each > narrow.forward.each
 
 
+DEEP = ["sd3/flow_grpo", "flux2_klein/flow_grpo", "sana/flow_grpo", "flux/dance_grpo"]
+
+
 def whole(config, samples):
     """Count a call of the network with all of its blocks."""
     pipeline, m = find_pipeline(config.model.path), config.model
@@ -112,8 +115,7 @@ def whole(config, samples):
     return {name: 2 * figures[name].each for name in ("graph", "update")}  # of one count of samples: halved
 
 
-@pytest.mark.long
-@pytest.mark.parametrize("recipe", ["sd3/flow_grpo", "flux2_klein/flow_grpo", "sana/flow_grpo", "flux/dance_grpo"])
+@pytest.mark.parametrize("recipe", daily(DEEP, [], set(DEEP) - {"sd3/flow_grpo"}))
 def test_what_further_blocks_add_is_what_they_hold(recipe):
     """Of three samples, with LoRA and of a full fine-tune, most of whose bytes are autocast's copies of the weights."""
     config = load_config(ROOT / f"configs/{recipe}.yaml")

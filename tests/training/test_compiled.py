@@ -71,7 +71,7 @@ def test_another_attention_is_compiled_or_what_is_not_is_told(random_sd3, tmp_pa
     assert told == metrics["compile/missed"] == len(counters["graph_break"])
 
 
-@pytest.mark.long
+@pytest.mark.slow
 def test_a_copy_of_two_networks_is_compiled(wan22, tmp_path, monkeypatch):  # noqa: F811
     monkeypatch.setattr(copies, "COMPILER", lambda graph, _: graph.forward)
     data = wan_settings(wan22, tmp_path, start=1, size=2)

@@ -205,7 +205,7 @@ class UnwellOnRankOne:
         return Scorer()
 
 
-@pytest.mark.long
+@pytest.mark.slow
 def test_a_reward_that_fails_on_one_rank_ends_all_with_one_sentence(random_sd3, tmp_path):
     rewards = [{"name": "tests.training.test_several_rewards:UnwellOnRankOne"}]
     path = write_config(settings(random_sd3, tmp_path, rewards=rewards), tmp_path / "config.yaml")
