@@ -123,6 +123,14 @@ def group_run(pipeline, directory):
     return data
 
 
+def art_run(pipeline, directory):
+    """States of chains; one rank's prompt has no direction, and its second update only holds what the first moved."""
+    data = idle_rank_run(pipeline, directory) | {"objective": {"kind": "art", "levels": 3}, "credit": {}}
+    data["rollout"] |= {"dynamics": None, "stochastic": {"kind": "none"}, "tree": {"roots": 4}}
+    data["train"]["updates_per_iteration"] = 2
+    return data
+
+
 def two_networks_run(pipeline, directory):
     """Wan 2.2: a rank may need another network than the other, or one of them only."""
     pipeline = directory / "wan22"
@@ -163,6 +171,7 @@ FORESTS = {
     "chain": chain_run,
     "tilt": tilt_run,
     "nodes": nodes_run,
+    "art": art_run,
     "grouped": group_run,
     "networks": two_networks_run,
 }
