@@ -32,8 +32,8 @@ def unused_keys(config: Config) -> tuple[str, ...]:
 def _undone(config: Config) -> Iterator[str]:
     """Yield what is said of keys that work against what they are there for."""
     r = config.rollout
-    pulled = config.objective.needs_reference and config.kl_guidance < r.guidance_scale
-    if pulled and config.objective.sample_guidance is None:
+    below = config.objective.needs_reference and config.kl_guidance < r.guidance_scale
+    if below and config.objective.sample_guidance is None:
         yield (
             f"objective.kl_guidance: {config.kl_guidance:g} is below rollout.guidance_scale: {r.guidance_scale:g}, so "
             "kl pulls the guided policy away from what guidance gives."
