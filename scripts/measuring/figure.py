@@ -17,6 +17,7 @@ DRAWN = {
     "chains, grpo": "Flow-GRPO",
     "tilt": "diffrl without its guided reference",
     "guidance distilled": "guidance distilled, no reward",
+    "chains, art": "DiffusionART",
 }
 """Arms, and what readers of README call them."""
 
