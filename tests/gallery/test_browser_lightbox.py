@@ -42,7 +42,7 @@ def site(run, tmp_path_factory):
     return path
 
 
-@pytest.fixture(params=["server", "disk"])
+@pytest.fixture(params=["server", pytest.param("disk", marks=pytest.mark.slow)])
 def compare(request, run, served):
     """The address of the comparison of the first and the last evaluation."""
     if request.param == "disk":

@@ -82,7 +82,7 @@ def test_the_weights_that_draw_are_those_of_the_last_transfer(random_sd3, tmp_pa
     assert not torch.equal(before[0], before[3])
 
 
-@pytest.mark.parametrize("interrupted_after", daily([1, 2, 3], [2]))
+@pytest.mark.parametrize("interrupted_after", daily([1, 2, 3], [2], [1, 3]))
 def test_a_run_whose_copy_lags_resumes_bit_for_bit(random_sd3, tmp_path, monkeypatch, interrupted_after):
     draw = INT8 | {"sync_every": 3, "fidelity": {"every": 2}}
     every = {"iterations": 5, "checkpoint_every": 1}

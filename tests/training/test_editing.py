@@ -59,7 +59,7 @@ def run_command(*words):
 
 
 @pytest.mark.long
-@pytest.mark.parametrize("family", daily(FAMILIES, ["flux_kontext"]))
+@pytest.mark.parametrize("family", daily(FAMILIES, ["flux_kontext"], ["qwen_image_edit"]))
 def test_a_run_keeps_and_exports_what_it_edits(data, tmp_path, monkeypatch):
     monkeypatch.setattr(importlib.import_module(QWEN_IMAGE_EDIT), "VAE_IMAGE_SIZE", None)  # which the card may set
     run, _ = start(data)
