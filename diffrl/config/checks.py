@@ -78,6 +78,12 @@ def _visits_are_of_chains(rollout: RolloutSettings, objective: ObjectiveSettings
             f"of independent chains without noise. Got {rollout.stochastic.kind}. Set it to none, or use "
             "objective.kind: tilt."
         )
+    if rollout.draw is not None:
+        return (
+            f"rollout.draw must be null with objective.kind: {objective.kind}, whose targets are the trained policy's "
+            f"own predictions as it draws. Got precision={rollout.draw.precision}. Remove rollout.draw, or use "
+            "objective.kind: tilt."
+        )
     if objective.visits > rollout.steps:
         return (
             f"objective.levels must be <= rollout.steps with objective.kind: {objective.kind}, which trains at a "
@@ -252,12 +258,6 @@ def _copy_has_a_whole_base(model: Any, rollout: RolloutSettings) -> str | None:
 def _drawn_needs_no_density(rollout: RolloutSettings, objective: ObjectiveSettings) -> str | None:
     if rollout.draw is None or not objective.needs_densities:
         return None
-    if objective.visits:
-        return (
-            f"rollout.draw must be null with objective.kind: {objective.kind}, whose targets are the trained policy's "
-            f"own predictions as it draws. Got precision={rollout.draw.precision}. Remove rollout.draw, or use "
-            "objective.kind: tilt."
-        )
     return (
         f"rollout.draw must be null with objective.kind: {objective.kind}, whose ratio needs the density of the "
         f"trained policy, and a copy would draw the steps. Got precision={rollout.draw.precision}. Use "

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, ClassVar, Literal
+from typing import TYPE_CHECKING, ClassVar, Literal
 
 from pydantic import Field
 
@@ -81,11 +81,6 @@ class ART(Objective[VisitExamples]):
         return self.levels
 
     @property
-    def needs_densities(self) -> bool:
-        """Whether another network may draw: it may not, because its predictions would be the policy's target."""
-        return True
-
-    @property
     def trains_uncredited(self) -> bool:
         """Whether samples of no advantage train: all do, for the prediction is to move at every state of a prompt."""
         return True
@@ -114,10 +109,9 @@ class ART(Objective[VisitExamples]):
             old_velocity=visits.velocity,
         )
 
-    def groups(self, examples: Any) -> Tensor | None:
+    def groups(self, examples: VisitExamples) -> Tensor | None:
         """Return the sample of each state: an iteration's updates share out whole trajectories of every prompt."""
-        sample: Tensor = examples.sample
-        return sample
+        return examples.sample
 
     def loss(
         self, examples: VisitExamples, policy: Velocity, reference: Velocity | None

@@ -128,29 +128,27 @@ class VisitRecorder:
     """Keeps the first states of chains that no noise enters, and the velocities that left them.
 
     Args:
-        forest: the whole of what is drawn; no step of it is stochastic.
+        forest: the whole of what is drawn on all levels of the grid; no step of it is stochastic.
         levels: how many states of each sample.
     """
 
     def __init__(self, forest: Forest, levels: int):
         self._sample = torch.full_like(forest.parent, -1)
         self._sample[forest.leaf] = torch.arange(len(forest))
-        self._samples, self._levels, self._seen = len(forest), levels, list[int]()
+        self._shape = len(forest), levels
         self._kept: tuple[Tensor, Tensor, Tensor] | None = None
 
     def __call__(self, level: Level) -> None:
         """Take a level's states, if it is one of the first."""
-        if level.step not in self._seen and len(self._seen) < self._levels:
-            self._seen.append(level.step)
-        if level.step not in self._seen or level.velocity is None:
+        x, v = level.latents, level.velocity
+        if level.step >= self._shape[1] or v is None:
             return
         if self._kept is None:
-            shape, x = (self._samples, self._levels), level.latents
-            states = x.new_zeros((*shape, *x.shape[1:]), dtype=torch.float32)
-            self._kept = states, torch.zeros_like(states), x.new_zeros(shape, dtype=torch.float32)
-        rows, step = self._sample[level.nodes].to(level.latents.device), self._seen.index(level.step)
-        for kept, column in zip(self._kept, (level.latents, level.velocity, level.sigma), strict=True):
-            kept[rows, step] = column.to(kept.dtype)
+            states = x.new_zeros((*self._shape, *x.shape[1:]), dtype=torch.float32)
+            self._kept = states, torch.zeros_like(states), x.new_zeros(self._shape, dtype=torch.float32)
+        rows = self._sample[level.nodes].to(x.device)
+        for kept, column in zip(self._kept, (x, v, level.sigma), strict=True):
+            kept[rows, level.step] = column.to(kept.dtype)
 
     @property
     def visits(self) -> Visits:
