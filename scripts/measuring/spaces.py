@@ -1,0 +1,166 @@
+"""What the tuning of each method may turn: `scripts/tune_methods.py` reads nothing else.
+
+Equal effort means spaces of like size, the same number of trials, one sampler. Each method has a rate, what its paper
+varies, and a pull to a guided reference, which no rival's paper has. A first trial is the setting that the method has
+without guidance in docs/results.md, so that none starts from worse knowledge.
+"""
+
+import json
+import statistics
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+MEASURED = Path("docs/measured")
+FOLDERS = {"shapes": "configs/tiny-sd3", "words": "configs/tiny-words"}
+COMMON = "rollout.steps=4 prompts.per_iteration=8 track.trees=null train.warmup_updates=2"
+REGIMES = {
+    "plain": "",
+    "guided": "rollout.guidance_scale=3.0 eval.guidance_scale=3.0",
+}
+"""Guidance of rollouts and of what is judged; 3 is the best scale of the base model on shapes."""
+
+RATES = {f"{rate:g}": f"train.learning_rate={rate}" for rate in (7.5e-5, 1.5e-4, 2e-4, 3e-4, 6e-4)}
+SAMPLES = {str(n): f"rollout.tree.roots={n}" for n in (4, 8, 16)}
+UPDATES = {str(n): f"train.updates_per_iteration={n}" for n in (1, 2)}
+
+
+def pulls(weights: tuple[float, ...], guidance: tuple[float, ...]) -> dict[str, str]:
+    """Return no pull, and pulls of some weights to a reference of some guidance."""
+    pull = {f"{w:g} to {g:g}": f"objective.kl={w} objective.kl_guidance={g}" for w in weights for g in guidance}
+    return {"none": "objective.kl=0.0 objective.kl_guidance=null", **pull}
+
+
+def _tree(branches: int | list[int], splits: tuple[int, ...]) -> str:
+    return f"rollout.tree={{roots: 1, branches: {branches}, splits: {list(splits)}, correlation: 4.0}}"
+
+
+@dataclass(frozen=True)
+class Space:
+    """A method's preset, and the overrides that each of its knobs may be.
+
+    Args:
+        preset: a recipe's name, with the overrides that all trials share.
+        knobs: knob -> choice -> overrides.
+        start: the first trial: knob -> choice.
+    """
+
+    preset: str
+    knobs: Mapping[str, Mapping[str, str]]
+    start: Mapping[str, str]
+
+    def overrides(self, choices: Mapping[str, str]) -> str:
+        """Return the overrides of one choice a knob."""
+        return " ".join(self.knobs[knob][choice] for knob, choice in choices.items())
+
+    def settings(self, choices: Mapping[str, str], world: str, regime: str) -> str:
+        """Return recipe and overrides of a trial, as `diffrl compare` takes them."""
+        name, _, shared = self.preset.partition(" ")
+        parts = [f"{FOLDERS[world]}/{name}.yaml", COMMON, REGIMES[regime], shared, self.overrides(choices)]
+        return " ".join(part for part in parts if part)
+
+
+SPACES = {
+    "diffrl": Space(
+        "diffrl",
+        {
+            "rate": RATES,
+            "trees": {str(n): f"rollout.tree.roots={n}" for n in (1, 2)},
+            "branches": {str(n): f"rollout.tree.branches={n}" for n in (2, 3, 4)},
+            "second split": {str(n): f"rollout.tree.splits=[0,{n}]" for n in (1, 2)},
+            "pull": pulls((0.02, 0.05, 0.1), (3.0, 5.0)),
+        },
+        {"rate": "0.0003", "trees": "1", "branches": "4", "second split": "2", "pull": "0.05 to 3"},
+    ),
+    "art": Space(
+        "art",
+        {
+            "rate": RATES,
+            "samples": {"3": "rollout.tree.roots=3", **SAMPLES},
+            "levels": {str(n): f"objective.levels={n}" for n in (1, 2, 4)},
+            "step": {f"{g:g}": f"objective.step={g}" for g in (0.1, 0.3)},
+            "updates": UPDATES,
+            "pull": pulls((0.01, 0.03), (3.0, 5.0)),
+        },
+        {"rate": "0.00015", "samples": "4", "levels": "1", "step": "0.3", "updates": "2", "pull": "none"},
+    ),
+    "nft": Space(
+        "diffusion_nft",
+        {
+            "rate": RATES,
+            "samples": SAMPLES,
+            "levels": {str(n): f"objective.levels={n}" for n in (1, 3)},
+            "beta": {f"{b:g}": f"objective.beta={b}" for b in (0.1, 1.0)},
+            "updates": UPDATES,
+            "pull": pulls((0.1, 0.3), (1.0, 3.0)),
+        },
+        {"rate": "0.0002", "samples": "16", "levels": "1", "beta": "1", "updates": "1", "pull": "none"},
+    ),
+    "awm": Space(
+        "awm",
+        {
+            "rate": RATES,
+            "samples": SAMPLES,
+            "levels": {str(n): f"objective.levels={n}" for n in (1, 3, 6)},
+            "updates": UPDATES,
+            "pull": pulls((0.1, 0.3), (1.0, 3.0)),
+        },
+        {"rate": "0.0002", "samples": "16", "levels": "1", "updates": "1", "pull": "none"},
+    ),
+    "flow_grpo": Space(
+        "flow_grpo",
+        {
+            "rate": RATES,
+            "samples": SAMPLES,
+            "noise": {
+                "every step": "rollout.stochastic={kind: all}",
+                "first step": "rollout.solver=ab2 rollout.stochastic={kind: window, start: 0, size: 1}",
+                "first two": "rollout.solver=ab2 rollout.stochastic={kind: window, start: 0, size: 2}",
+            },
+            "clip": {f"{c:g}": f"objective.clip={c}" for c in (1e-4, 1e-3)},
+            "updates": UPDATES,
+            "pull": pulls((0.03, 0.1), (3.0, 5.0)),
+        },
+        {"rate": "0.00015", "samples": "16", "noise": "every step", "clip": "0.001", "updates": "2", "pull": "none"},
+    ),
+    "branch_grpo": Space(
+        "branch_grpo",
+        {
+            "rate": RATES,
+            "tree": {
+                "2 x 2 x 2": _tree(2, (0, 1, 2)),
+                "4 x 2 x 2": _tree([4, 2, 2], (0, 1, 2)),
+                "4 x 4": _tree(4, (0, 2)),
+            },
+            "clip": {f"{c:g}": f"objective.clip={c}" for c in (1e-4, 1e-3)},
+            "updates": UPDATES,
+            "pull": pulls((0.03, 0.1), (3.0, 5.0)),
+        },
+        {"rate": "0.00015", "tree": "4 x 2 x 2", "clip": "0.001", "updates": "2", "pull": "none"},
+    ),
+}
+
+
+def trials_file(world: str, regime: str) -> Path:
+    """Return where a regime's trials are kept: a line each, with method, number, seed, choices and score."""
+    return MEASURED / f"tuned-{regime}-{world}.jsonl"
+
+
+def read_trials(path: Path) -> list[dict]:
+    """Return the trials that a file holds; none where there is no file."""
+    return [json.loads(line) for line in path.read_text().splitlines()] if path.is_file() else []
+
+
+def best(method: str, trials: list[dict]) -> tuple[dict[str, str], float, int]:
+    """Return a method's choices of the highest mean score, that mean, and its number of seeds.
+
+    Choices that were run with most seeds alone count: the luck of one seed is what the others are there to take away.
+    """
+    scores: dict[str, dict[int, float]] = {}
+    for trial in trials:
+        if trial["method"] == method and trial["score"] is not None:
+            scores.setdefault(json.dumps(trial["choices"]), {})[trial["seed"]] = trial["score"]
+    most = max(map(len, scores.values()))
+    means = {key: statistics.fmean(by.values()) for key, by in scores.items() if len(by) == most}
+    winner = max(means, key=lambda key: means[key])
+    return json.loads(winner), means[winner], most
