@@ -115,9 +115,8 @@ def run(space: Space, asked: list, out: Path, arguments: argparse.Namespace) -> 
         f"trial {n}: {space.settings(choices, arguments.world, arguments.regime)} run.seed={seed}"
         for n, (choices, seed) in enumerate(asked)
     ]
-    request = CompareRequest(
-        out, configs=arms, budget=f"evaluations={BUDGET}", seeds=1, evals=1, jobs=arguments.jobs, prices="equal"
-    )
+    budget = f"evaluations={BUDGET}"
+    request = CompareRequest(out, configs=arms, budget=budget, seeds=1, evals=1, jobs=arguments.jobs, no_report=True)
     try:
         compare(request, Console())
     except DiffrlError as error:

@@ -83,6 +83,10 @@ class CompareRequest:
         int | None,
         typer.Option(min=1, max=1000, help="Runs at once. Default: one a core; one on a GPU or for seconds."),
     ] = None
+    no_report: Annotated[
+        bool,
+        typer.Option("--no-report", help="Leave the split report alone, for a search of settings; later runs add it."),
+    ] = False
     variety: Annotated[
         int | None,
         typer.Option(min=2, max=1000, help="Sample 48 report prompts so often each: diversity, distance to the base."),

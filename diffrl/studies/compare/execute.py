@@ -60,7 +60,9 @@ def compare(request: CompareRequest, console: Console, dry_run: bool = False) ->
     seeds = choose_seeds(request, console)
     at_once = min(most, len(candidates) * seeds)
     accept, processes = request.accept_changed_inputs, Processes(at_once)
-    work = Work(request.out, console, processes, tuple(request.guidance or ()), request.variety, accept)
+    work = Work(
+        request.out, console, processes, tuple(request.guidance or ()), request.variety, accept, request.no_report
+    )
     asked = (candidates, configs, budget, request.evals, prices)
     if dry_run:
         earlier = earlier_plan(request.out, *asked, seeds)

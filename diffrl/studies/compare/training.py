@@ -41,6 +41,7 @@ class Work:
         guidance: scales of the measurements on the report split, besides that of the configuration.
         variety: samples of a prompt for the measure of variety; None = not measured.
         accept_changed_inputs: as its request says.
+        no_report: whether the report split is left alone.
         failures: what has failed, a sentence each.
     """
 
@@ -50,6 +51,7 @@ class Work:
     guidance: tuple[float, ...] = ()
     variety: int | None = None
     accept_changed_inputs: bool = False
+    no_report: bool = False
     failures: list[str] = field(default_factory=list)
 
     def report(self, text: str) -> None:
@@ -204,7 +206,7 @@ def _measure(work: Work, config: Config, with_base: bool, what: str) -> None:
         what: the run, in a message.
     """
     path, source = Path(config.run.dir) / config.run.name, report_source(plain(config))
-    if source is None:
+    if source is None or work.no_report:
         return
     wanted = tuple(dict.fromkeys((config.eval.guidance_scale, *work.guidance)))
     reported = read_reported(path, plain(config), config.run.iterations)
