@@ -208,7 +208,15 @@ def _pruning_fits(rollout: RolloutSettings, credit: CreditSettings) -> str | Non
         return None
     steps = min(len(rollout.steps_at(i)) for i in rollout.window_places)
     if depth.start + depth.size <= steps and depth.size < steps:
-        return None
+        splits, differences = rollout.tree.splits, reward_rule(credit.reward).differences and credit.value == "leaves"
+        left = [depth.steps_at(i, rollout.steps_at(i)) for i in rollout.window_places]
+        if depth.slide_every or not differences or not all(set(splits) <= set(steps) for steps in left):
+            return None
+        return (
+            f"credit.prune.depth must leave a split to train: with credit.reward: {credit.reward} and value: leaves no "
+            f"other step is credited. Got start={depth.start}, size={depth.size}, which leave out all of the splits "
+            f"{show(list(splits))}. Lower size, or set slide_every."
+        )
     return (
         "credit.prune.depth.start + size must be <= the stochastic steps, and size less than all of them. Got "
         f"start={depth.start}, size={depth.size}, stochastic steps={steps}. Lower start or size."

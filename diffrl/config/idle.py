@@ -25,8 +25,17 @@ def unused_keys(config: Config) -> tuple[str, ...]:
     if not o.old_policy_is_ema:
         rate = written & {"objective.old_decay_rate"}
         reasons.append((rate, "with objective.old_decay_max: 0 the old policy is the newest"))
+    reasons.append(({"rollout.solver"} & _solved(config), "no two steps without noise follow each other"))
     idle = [f"Without effect: {', '.join(sorted(keys))}; {why}." for keys, why in reasons if keys]
     return (*idle, *_undone(config))
+
+
+def _solved(config: Config) -> set[str]:
+    """Return the key of a second-order solver that never has two steps to go by, where nothing else asks for it."""
+    r, completes = config.rollout, config.credit.value == "ode"
+    noisy = [{*r.steps_at(i)} for i in r.window_places]
+    pairs = any(not {step, step + 1} & steps for steps in noisy for step in range(r.steps - 1))
+    return set() if pairs or completes or r.solver == "ode" else {"rollout.solver"}
 
 
 def _undone(config: Config) -> Iterator[str]:

@@ -74,8 +74,8 @@ def factorial(world: str) -> dict[str, str]:
         return f"credit={{reward: {reward}, value: {value}, normalise: depth}}"
 
     arms = {
-        "diffrl": arm("diffrl"),
-        "tilt": arm("diffrl", "objective={kind: tilt, kl: 0.0}"),
+        "diffrl": arm("diffrl", "rollout.solver=ab2"),
+        "tilt": arm("diffrl", "rollout.solver=ab2 objective={kind: tilt, kl: 0.0}"),
         "chains, nft": arm("diffusion_nft", ONE),
         "chains, grpo": arm("flow_grpo", "train.updates_per_iteration=2 train.warmup_updates=2"),
         "tree, grpo, incremental": tree(GRPO, credit("incremental")),
@@ -279,7 +279,7 @@ def chain(world: str) -> Group:
     folder = {"shapes": "configs/tiny-sd3", "words": "configs/tiny-words"}[world]
     known = factorial(world)
     common = f"rollout.steps=4 prompts.per_iteration=8 {UNSEEN} track.trees=null train.warmup_updates=2"
-    whole = f"{folder}/chain.yaml {common} rollout.explore.audit=0 train.learning_rate=1.5e-4"
+    whole = f"{folder}/chain.yaml {common} rollout.solver=ab2 rollout.explore.audit=0 train.learning_rate=1.5e-4"
     pooled = (
         "rollout.explore={precision: nvfp4, engine: emulated, candidates: 48, keep: 16, audit: 0, select: best_worst}"
     )

@@ -62,7 +62,7 @@ class Space:
 
 SPACES = {
     "diffrl": Space(
-        "diffrl",
+        "diffrl rollout.solver=ab2",
         {
             "rate": RATES,
             "trees": {str(n): f"rollout.tree.roots={n}" for n in (1, 2)},

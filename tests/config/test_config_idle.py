@@ -42,6 +42,28 @@ def test_what_was_given_and_cannot_act_is_said(objective, updates, keys):
     assert [note.endswith(CLIPS) for note in notes] == ["clip" in key for key in keys]
 
 
+SPLIT = {"dynamics": {"kind": "flow_sde"}, "stochastic": {"kind": "splits"}, "tree": {"roots": 2, "splits": [0, 2]}}
+
+
+@pytest.mark.parametrize(
+    ("rollout", "credit", "acts"),
+    [
+        (SPLIT | {"steps": 4}, {}, False),  # noise, one without, noise, the last without
+        (SPLIT | {"steps": 5}, {}, True),  # steps 3 and 4
+        (SPLIT | {"steps": 4}, {"reward": "incremental", "value": "ode", "normalise": "depth"}, True),
+        (SPLIT | {"steps": 6, "stochastic": {"kind": "all"}}, {}, False),
+        (SPLIT | {"steps": 5, "stochastic": {"kind": "window", "start": 3, "size": 1}}, {}, False),
+        (SPLIT | {"steps": 5, "stochastic": {"kind": "window", "start": 3, "size": 1, "slide_every": 2}}, {}, True),
+    ],
+)
+def test_a_second_order_solver_needs_two_steps_without_noise(rollout, credit, acts):
+    data = data_of(credit=credit, rollout=rollout | {"solver": "ab2"})
+    said = [note for note in unused_keys(make_config(data)) if "rollout.solver" in note]
+    assert said == ([] if acts else ["Without effect: rollout.solver; no two steps without noise follow each other."])
+    data["rollout"]["solver"] = "ode"
+    assert not any("rollout.solver" in note for note in unused_keys(make_config(data)))
+
+
 GUIDED = {"guidance_scale": 4.0}
 EXPLORES = {"precision": "nvfp4", "engine": "emulated", "candidates": 16, "keep": 16, "audit": 0}
 

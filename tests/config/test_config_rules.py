@@ -73,6 +73,10 @@ GOOD = {
     "gdpo": {"credit": {"combine": "gdpo"}},
     "mc-grpo": {"credit": {"baseline": "median", "std": "mad"}},
     "mc-grpo by depth": {"credit": {"reward": "fused", "normalise": "depth", "baseline": "median", "std": "mad"}},
+    "pruned to steps of single children, which fused values credit": {
+        "rollout": {"stochastic": {"kind": "all"}, "tree": {"roots": 1, "splits": [0, 1]}},
+        "credit": {"reward": "fused", "normalise": "depth", "prune": {"depth": {"size": 2}}},
+    },
     "pruned": {"credit": {"prune": {"width": "extremes", "best": 2, "depth": {"size": 1}}}},
 }
 
@@ -114,6 +118,11 @@ BAD = [
     ({"rollout": {"tree": FOREST | {"correlation": -1}}}, "rollout.tree.correlation must be >= 0"),
     ({"rollout": {"tree": {"roots": 1}, "stochastic": {"kind": "all"}}, "credit": {}},
      "rollout.tree.roots must be >= 2 without splits: a group needs samples to compare. Got roots=1."),
+    # pruning
+    ({"rollout": {"stochastic": {"kind": "all"}, "tree": {"roots": 1, "splits": [0, 1]}},
+      "credit": {"reward": "incremental", "normalise": "depth", "prune": {"depth": {"size": 2}}}},
+     "credit.prune.depth must leave a split to train: with credit.reward: incremental and value: leaves no other step "
+     "is credited. Got start=0, size=2, which leave out all of the splits [0, 1]. Lower size, or set slide_every."),
     # stochastic steps
     ({"rollout": {"tree": {"roots": 5}}, "credit": {}},
      "rollout.stochastic.kind must not be splits without rollout.tree.splits: no step would be stochastic."),
