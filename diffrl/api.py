@@ -115,6 +115,7 @@ def generate(
     seed: int = 0,
     step: int | None = None,
     best: bool = False,
+    newest: bool = False,
     steps: int | None = None,
     guidance_scale: float | None = None,
     batch: int = 64,
@@ -139,6 +140,7 @@ def generate(
         seed: of the noise.
         step: of a run, the checkpoint of this iteration; None = the newest.
         best: of a run, the checkpoint with the best first held-out reward.
+        newest: of a run, the newest checkpoint; with none of the three, the newest healthy one.
         steps: denoising steps; None = those of the run's evaluation, of a pipeline 28.
         guidance_scale: classifier-free guidance; 1 is none. None = that of the run's evaluation, of a pipeline 1.
         batch: samples at once; bounds memory.
@@ -168,12 +170,13 @@ def generate(
     if guidance_scale is not None and not guidance_scale >= 1:
         raise ConfigError(f"guidance_scale must be >= 1, where 1 is none. Got {show(guidance_scale)}. Raise it.")
     run, model = run_or_model(str(source.path if isinstance(source, Run) else source))
-    require_choice(Choice(step, best), run, "a run")
+    require_choice(Choice(step, best, newest), run, "a run")
     request = GenerateRequest(
         model=model,
         run=run,
         step=step,
         best=best,
+        newest=newest,
         family=family,
         per_prompt=per_prompt,
         seed=seed,

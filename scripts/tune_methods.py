@@ -84,7 +84,8 @@ def next_trials(space: Space, made: list[dict], trials: int, confirm: int) -> li
         if trial["choices"] not in tops and len(tops) < confirm:
             tops.append(trial["choices"])
     done = [(trial["choices"], trial["seed"]) for trial in made]
-    return [(top, seed) for top in tops for seed in SEEDS[1:] if (top, seed) not in done][:AT_ONCE]
+    left = [(top, seed) for seed in SEEDS[1:] for top in tops if (top, seed) not in done]
+    return [one for one in left if one[1] == left[0][1]][:AT_ONCE]  # runs beside each other are pairs
 
 
 def suggest(space: Space, searched: list[dict], count: int) -> list[dict[str, str]]:

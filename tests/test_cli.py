@@ -278,7 +278,7 @@ def test_a_checkpoint_is_chosen_by_its_iteration(runs, tmp_path, capsys):
     ("options", "message"),
     [
         (["--run", "RUN", "--step", 3], "has those of 1, 2"),
-        (["--run", "RUN", "--step", 1, "--best"], "Got both"),
+        (["--run", "RUN", "--step", 1, "--best"], "Got --step 1 and --best"),
         (["--model", "x", "--best"], "Got --best without it. Add --run."),
     ],
 )

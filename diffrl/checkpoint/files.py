@@ -17,7 +17,7 @@ import json
 import math
 import os
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -163,7 +163,10 @@ def _contents(path: Path) -> tuple[int, dict[str, Any]]:
 
 
 def latest_checkpoint(
-    directory: Path, report: Callable[[str], None], check: Callable[[Checkpoint], None] = lambda checkpoint: None
+    directory: Path,
+    report: Callable[[str], None],
+    check: Callable[[Checkpoint], None] = lambda checkpoint: None,
+    wanted: Collection[int] | None = None,
 ) -> Checkpoint | None:
     """Return the newest checkpoint that verifies; None where there is none, CheckpointError where all are damaged.
 
@@ -171,9 +174,10 @@ def latest_checkpoint(
         directory: the run's `checkpoints/`.
         report: receives one message for each newer checkpoint that had to be passed over.
         check: raises CheckpointError for one that is whole and yet of no use.
+        wanted: steps to choose from; None = all.
     """
     refused: list[str] = []
-    for path in newest_first(Path(directory)):
+    for path in (one for one in newest_first(Path(directory)) if wanted is None or step_of(one) in wanted):
         try:
             checkpoint = load_checkpoint(path)
             try:
@@ -194,8 +198,8 @@ def latest_checkpoint(
     return None
 
 
-def prune_checkpoints(directory: Path, keep: int | None) -> None:
-    """Delete what is older than the newest `keep` complete checkpoints; None keeps everything.
+def prune_checkpoints(directory: Path, keep: int | None, spared: Collection[int] = ()) -> None:
+    """Delete what is older than the newest `keep` complete checkpoints, but for some steps; None keeps everything.
 
     Complete means all files with their right sizes: checksums are not read again at every save. A damaged checkpoint
     that is newer than those kept stays, for `latest_checkpoint` to report.
@@ -206,6 +210,8 @@ def prune_checkpoints(directory: Path, keep: int | None) -> None:
         raise CheckpointError(f"keep must be at least 1, or null to keep every checkpoint. Got keep={keep}.")
     complete = 0
     for path in newest_first(Path(directory)):
+        if complete >= keep and step_of(path) in spared:
+            continue
         if complete >= keep:
             discarded = path.with_name(f".discarded-{path.name}")  # it loses its valid name before its first file
             discard(discarded)

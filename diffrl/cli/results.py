@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from diffrl.cli.shared import BestOption, StepOption, app, choice, console, quiet
+from diffrl.cli.shared import BestOption, NewestOption, StepOption, app, choice, console, quiet
 from diffrl.errors import ConfigError
 from diffrl.export.request import EvaluateRequest, GenerateRequest
 from diffrl.gallery.request import GalleryRequest
@@ -63,12 +63,13 @@ def export(
     peft: Annotated[bool, typer.Option("--peft", help="A LoRA as peft writes it, too.")] = False,
     step: StepOption = None,
     best: BestOption = False,
+    newest: NewestOption = False,
 ) -> None:
     """Write a run's weights in diffusers format, or quantised, with a model card."""
     quiet()
     from diffrl.terminal.watch import watched
 
-    chosen = choice(step, best, run)
+    chosen = choice(step, best, newest, run)
     if (comfyui or peft) and form != "diffusers":
         option = "--comfyui" if comfyui else "--peft"
         raise ConfigError(f"{option} goes with --format diffusers. Got {form}, which merges the LoRA. Leave one out.")

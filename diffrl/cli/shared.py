@@ -63,8 +63,9 @@ AcceptOption = Annotated[
     ),
 ]
 StepOption = Annotated[
-    int | None, typer.Option(min=1, help="The run's checkpoint of this iteration. Default: the newest.")
+    int | None, typer.Option(min=1, help="The run's checkpoint of this iteration. Default: the newest healthy one.")
 ]
+NewestOption = Annotated[bool, typer.Option("--newest", help="The run's newest checkpoint, healthy or not.")]
 BestOption = Annotated[
     bool, typer.Option("--best", help="The run's checkpoint with the best first held-out reward, of those evaluated.")
 ]
@@ -92,11 +93,11 @@ def load(config: Path, overrides: Sequence[str] | None) -> Config:
     return load_config(config, overrides or [])
 
 
-def choice(step: int | None, best: bool, run: Path | None, option: str = "--run") -> Any:
-    """Return the checkpoint that --step and --best ask for."""
+def choice(step: int | None, best: bool, newest: bool, run: Path | None, option: str = "--run") -> Any:
+    """Return the checkpoint that --step, --best and --newest ask for."""
     from diffrl.run.checkpoints import Choice, require_choice
 
-    chosen = Choice(step, best)
+    chosen = Choice(step, best, newest)
     require_choice(chosen, run, option)
     return chosen
 

@@ -39,11 +39,15 @@ def train(
         bool, typer.Option("--from-start", help="With --resume: begin anew. What the run holds is set aside, not lost.")
     ] = False,
     init_from: Annotated[
-        Path | None, typer.Option(help="Begin a new run with another run's trained weights: of its newest checkpoint.")
+        Path | None,
+        typer.Option(help="Begin a new run with another run's trained weights: its newest healthy checkpoint."),
     ] = None,
     step: Annotated[int | None, typer.Option(min=1, help="With --init-from: its checkpoint of this iteration.")] = None,
     best: Annotated[
         bool, typer.Option("--best", help="With --init-from: its checkpoint with the best first held-out reward.")
+    ] = False,
+    newest: Annotated[
+        bool, typer.Option("--newest", help="With --init-from: its newest checkpoint, healthy or not.")
     ] = False,
     accept_changed_inputs: AcceptOption = False,
 ) -> None:
@@ -71,10 +75,10 @@ def train(
     if resume is not None:
         from diffrl.lifecycle import resume as go_on
 
-        choice(step, best, init_from, "--init-from")
+        choice(step, best, newest, init_from, "--init-from")
         go_on(resume, console(), from_start, overrides or [], accept_changed_inputs=accept_changed_inputs)
     elif config is not None:
-        resolved, begun = load(Path(config), overrides), choice(step, best, init_from, "--init-from")
+        resolved, begun = load(Path(config), overrides), choice(step, best, newest, init_from, "--init-from")
         from diffrl.lifecycle import train as start
 
         if init_from is not None:

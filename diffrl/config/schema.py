@@ -103,7 +103,8 @@ class RunSettings(Section):
         3,
         ge=2,
         le=MOST_ITERATIONS,
-        description="Newest checkpoints kept, at least 2 so that a torn one has a predecessor. null = all.",
+        description="Newest checkpoints kept, at least 2 so that a torn one has a predecessor; the best and the newest "
+        "healthy one stay besides. null = all.",
     )
     eval_every: int | None = Field(
         20,

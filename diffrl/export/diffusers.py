@@ -25,8 +25,9 @@ from diffrl.models.lora import lora_layers, lora_metadata, save_adapter
 from diffrl.models.lora_file import FIRST_LORA, PEFT_FOLDER, SECOND_LORA, SECOND_PEFT_FOLDER, lora_loader
 from diffrl.models.pipeline import PipelineAdapter
 from diffrl.models.shipped import SETTINGS_FILE, shipped_settings
-from diffrl.run.checkpoints import NEWEST, AlignedModel, Choice, load_aligned
+from diffrl.run.checkpoints import HEALTHY, AlignedModel, Choice, load_aligned
 from diffrl.run.directory import open_run_dir
+from diffrl.run.health import METRICS, read_health
 from diffrl.run.summary import held_out_change
 from diffrl.tracking.metrics import read_metrics
 
@@ -40,7 +41,7 @@ CARD = jinja2.Environment(
 CARD.filters["repr"] = repr
 
 
-def export_run(run: Path, out: Path, choice: Choice = NEWEST, comfyui: bool = False, peft: bool = False) -> list[str]:
+def export_run(run: Path, out: Path, choice: Choice = HEALTHY, comfyui: bool = False, peft: bool = False) -> list[str]:
     """Write a LoRA (`pytorch_lora_weights.safetensors`) or, after full fine-tuning, the whole pipeline; and a card.
 
     Args:
@@ -113,6 +114,7 @@ def model_card(model: AlignedModel, out: Path, comfyui: Sequence[str] = ()) -> s
         origin=_origin(config),
         ema="ema" in model.checkpoint.tensors,
         gains=_gains(model),
+        ailment=_ailment(model),
         prompt_notes=_prompt_notes(model.run_dir),
         pipeline=type(model.adapter.pipeline).__name__,  # type: ignore[attr-defined]
         base=str(pipeline_folder(config.model.path)),
@@ -173,9 +175,15 @@ def _prompt_notes(run_dir: Path) -> list[str]:
     return noted if isinstance(noted, list) else []
 
 
+def _ailment(model: AlignedModel) -> str:
+    """Return what the exported iteration's evaluation found wrong; empty where nothing is known to be."""
+    known = (model.run_dir / METRICS).is_file()
+    return read_health(model.run_dir, model.config).ailment(model.checkpoint.step) if known else ""
+
+
 def _gains(model: AlignedModel) -> list[tuple[str, float, float]] | None:
     """Return name, before and after of each held-out reward; None where the exported iteration was not evaluated."""
-    path, step = model.run_dir / "metrics.jsonl", model.checkpoint.step
+    path, step = model.run_dir / METRICS, model.checkpoint.step
     rows = [row for row in read_metrics(path) if row.get("iteration", 0) <= step] if path.is_file() else []
     if not any(row.get("iteration") == step and any(key.startswith("held_out/") for key in row) for row in rows):
         return None

@@ -29,7 +29,7 @@ from diffrl.records import Prompt
 from diffrl.rollout.address import Address
 from diffrl.rollout.denoise import Sampler, denoise
 from diffrl.rollout.tree import chains
-from diffrl.run.checkpoints import NEWEST, AlignedModel, Choice, load_aligned
+from diffrl.run.checkpoints import HEALTHY, AlignedModel, Choice, load_aligned
 
 CALIBRATION_PROMPTS = 128
 STATE_FILE = "modelopt.pth"
@@ -65,7 +65,7 @@ CUDA only).
 
 
 def export_quantised(
-    run: Path, out: Path, form: str, prompts: int = CALIBRATION_PROMPTS, choice: Choice = NEWEST
+    run: Path, out: Path, form: str, prompts: int = CALIBRATION_PROMPTS, choice: Choice = HEALTHY
 ) -> list[str]:
     """Merge, quantise, calibrate and write.
 

@@ -23,7 +23,8 @@ class ModelOptions:
 
     run: Annotated[Path | None, in_panel(MODEL, "A run, whose aligned weights are used.")] = None
     step: Annotated[
-        int | None, in_panel(MODEL, "With --run: the checkpoint of this iteration. Default: the newest.", min=1)
+        int | None,
+        in_panel(MODEL, "With --run: the checkpoint of this iteration. Default: the newest healthy one.", min=1),
     ] = None
     best: Annotated[
         bool,
@@ -31,6 +32,7 @@ class ModelOptions:
             MODEL, "With --run: the checkpoint with the best first held-out reward, of those evaluated.", "--best"
         ),
     ] = False
+    newest: Annotated[bool, in_panel(MODEL, "With --run: the newest checkpoint, healthy or not.", "--newest")] = False
     model: Annotated[str | None, in_panel(MODEL, "A pipeline's directory or hub id.")] = None
     family: Annotated[str | None, in_panel(MODEL, "Of --model. Default: what its pipeline class says.")] = None
     lora: Annotated[
@@ -54,7 +56,7 @@ class ModelOptions:
         """Return which of the run's checkpoints is meant."""
         from diffrl.run.checkpoints import Choice
 
-        return Choice(self.step, self.best)
+        return Choice(self.step, self.best, self.newest)
 
 
 @dataclass(frozen=True)

@@ -1,26 +1,22 @@
-"""Which of a run's checkpoints is meant: the newest, that of an iteration, or the best; and the model with it."""
+"""Which of a run's checkpoints is meant: the newest healthy one, another by its name; and the model with it."""
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import torch
 from torch import Tensor
 
 from diffrl.checkpoint.files import Checkpoint, latest_checkpoint, load_checkpoint, newest_first, step_of
 from diffrl.config import Config
-from diffrl.errors import CheckpointError, ConfigError
-from diffrl.files import read_own
+from diffrl.errors import CheckpointError, ConfigError, DiffrlError
 from diffrl.models.adapter import ModelAdapter
 from diffrl.run.directory import open_run_dir
+from diffrl.run.health import METRICS, read_health
 from diffrl.run.inputs import warn_of_inputs
 from diffrl.run.journal import CHECKPOINTS
-from diffrl.tracking.metrics import read_metrics
-from diffrl.tracking.rewards import REWARDS, lower_is_better
 from diffrl.training.inputs import digest_base, digest_packages
 from diffrl.training.policy import Policy
 from diffrl.training.session import open_adapter
@@ -28,18 +24,26 @@ from diffrl.training.session import open_adapter
 
 @dataclass(frozen=True)
 class Choice:
-    """Which checkpoint is asked for; with neither, the newest that is whole.
+    """Which checkpoint is asked for; with none of the three, the newest healthy one that is whole.
 
     Args:
         step: that of this iteration.
         best: of those whose iteration was evaluated, the one with the best first held-out reward.
+        newest: the newest that is whole, healthy or not.
     """
 
     step: int | None = None
     best: bool = False
+    newest: bool = False
+
+    @property
+    def asked(self) -> list[str]:
+        """Return the options that were given."""
+        given = {f"--step {self.step}": self.step is not None, "--best": self.best, "--newest": self.newest}
+        return [option for option, named in given.items() if named]
 
 
-NEWEST = Choice()
+HEALTHY, NEWEST = Choice(), Choice(newest=True)
 
 
 def require_choice(choice: Choice, run: Path | None, option: str = "--run") -> None:
@@ -53,15 +57,19 @@ def require_choice(choice: Choice, run: Path | None, option: str = "--run") -> N
     Raises:
         ConfigError: the choice does not add up.
     """
-    if choice.step is not None and choice.best:
-        raise ConfigError(f"--step and --best each name a checkpoint. Got both, --step {choice.step}. Remove one.")
-    if choice != NEWEST and run is None:
-        options = "--best" if choice.best else f"--step {choice.step}"
-        raise ConfigError(f"--step and --best choose a checkpoint of {option}. Got {options} without it. Add {option}.")
+    asked = choice.asked
+    if len(asked) > 1:
+        raise ConfigError(
+            f"--step, --best and --newest each name a checkpoint. Got {' and '.join(asked)}. Keep one of them."
+        )
+    if asked and run is None:
+        raise ConfigError(
+            f"--step, --best and --newest choose a checkpoint of {option}. Got {asked[0]} without it. Add {option}."
+        )
 
 
 def choose_checkpoint(run_dir: Path, config: Config, choice: Choice, report: Callable[[str], None]) -> Checkpoint:
-    """Return the checkpoint that is asked for. Only the newest has a stand-in where it is damaged, which is reported.
+    """Return the checkpoint that is asked for. Where none was named, a damaged one has a stand-in, which is reported.
 
     Args:
         run_dir: the run.
@@ -70,11 +78,12 @@ def choose_checkpoint(run_dir: Path, config: Config, choice: Choice, report: Cal
         report: receives what the user should know.
 
     Raises:
-        ConfigError: the run has no such checkpoint.
+        ConfigError: the run has no such checkpoint, or none that is healthy.
         CheckpointError: it has none at all, or what was asked for is damaged.
     """
-    if choice == NEWEST:
-        newest = latest_checkpoint(run_dir / CHECKPOINTS, report)
+    if choice in (HEALTHY, NEWEST):
+        wanted = None if choice == NEWEST else _healthy(run_dir, config, report)
+        newest = latest_checkpoint(run_dir / CHECKPOINTS, report, wanted=wanted)
         if newest is None:
             raise _none_yet(run_dir)
         return newest
@@ -105,6 +114,38 @@ def place_of(run_dir: Path, step: int | None, key: str) -> Path:
     return places[step]
 
 
+def _healthy(run_dir: Path, config: Config, report: Callable[[str], None]) -> Collection[int] | None:
+    """Return the iterations of the healthy checkpoints, and report why newer ones are passed over; None if all are."""
+    steps = [step_of(path) for path in newest_first(run_dir / CHECKPOINTS)]
+    if not steps or not (run_dir / METRICS).is_file():
+        return None
+    try:
+        health = read_health(run_dir, config)
+    except DiffrlError as error:
+        report(f"Which checkpoints are healthy is not known: {error}")
+        return None
+    sound, newest = [step for step in steps if not health.ailment(step)], max(steps)
+    if newest in sound:
+        return None
+    found = f"The evaluation of iteration {newest} is not healthy: {health.ailment(newest)}."
+    others = "Take one all the same with --newest, --best or --step."
+    if not sound:
+        raise ConfigError(
+            f"A checkpoint of {run_dir} must be healthy to be taken unnamed, and none of {listed(steps)} is. {found} "
+            f"Compare {_picture(run_dir, 0)} with {_picture(run_dir, newest)}. {others}"
+        )
+    report(f"{found} Taken: iteration {max(sound)}, the newest healthy one. {others}")
+    return sound
+
+
+def _picture(run_dir: Path, iteration: int) -> Path:
+    """Return where the first image of an evaluation up to an iteration is, or the samples where none was kept."""
+    for folder in sorted((run_dir / "samples").glob("eval-*"), reverse=True):
+        if int(folder.name.removeprefix("eval-")) <= iteration:
+            return min(folder.iterdir(), default=folder)
+    return run_dir / "samples"
+
+
 def best_step(run_dir: Path, config: Config, report: Callable[[str], None]) -> int:
     """Return the iteration whose checkpoint had the best first held-out reward; of equal ones the earliest.
 
@@ -121,21 +162,17 @@ def best_step(run_dir: Path, config: Config, report: Callable[[str], None]) -> i
     steps = [step_of(path) for path in newest_first(run_dir / CHECKPOINTS)]
     if not steps:
         raise _none_yet(run_dir)
-    reward = config.eval.rewards[0].key
-    rows = read_metrics(run_dir / "metrics.jsonl")
-    measured = [(row.get("iteration"), row.get(f"held_out/{reward}")) for row in rows]
-    values = {i: v for i, v in measured if type(i) is int and isinstance(v, (int, float)) and not isinstance(v, bool)}
-    known = sorted(step for step in steps if step in values)
-    if not known:
+    health = read_health(run_dir, config)
+    reward, values, best = health.reward, health.values, health.best(steps)
+    if best is None:
         raise ConfigError(
             f"--best is the checkpoint with the best held-out {reward}, so its iteration must have been evaluated. "
             f"{run_dir} has checkpoints of {listed(steps)} and evaluations after {listed(values)}. Choose with --step."
         )
-    sign = -1 if reward in lower_is_better(_rewards(run_dir), "eval") else 1
-    best = max(known, key=lambda step: sign * values[step])
-    report(f"Best held-out {reward} of the iterations {listed(known)}: {values[best]:.4g} after iteration {best}.")
-    top = max(sorted(values), key=lambda step: sign * values[step])
-    if sign * values[top] > sign * values[best]:
+    known = listed(set(steps) & values.keys())
+    report(f"Best held-out {reward} of the iterations {known}: {values[best]:.4g} after iteration {best}.")
+    top = health.best(values)
+    if top is not None and health.sign * values[top] > health.sign * values[best]:
         why = (
             "before training" if top == 0 else f"after iteration {top}, whose checkpoint is gone (run.keep_checkpoints)"
         )
@@ -151,15 +188,6 @@ def listed(steps: Collection[int]) -> str:
 
 def _none_yet(run_dir: Path) -> CheckpointError:
     return CheckpointError(f"The run {run_dir} has no checkpoint yet. Let it reach run.checkpoint_every iterations.")
-
-
-def _rewards(run_dir: Path) -> Mapping[str, Any]:
-    """Return what rewards.json says; nothing where an older diffrl wrote none, or it cannot be read."""
-    try:
-        record = json.loads(read_own(run_dir / REWARDS))
-    except (OSError, ValueError, RecursionError):
-        return {}
-    return record if isinstance(record, dict) else {}
 
 
 @dataclass(frozen=True)
@@ -187,7 +215,7 @@ def aligned_weights(checkpoint: Checkpoint) -> tuple[str, Mapping[str, Tensor]]:
     return name, checkpoint.tensors[name]
 
 
-def load_aligned(run: Path, device: torch.device, choice: Choice = NEWEST) -> AlignedModel:
+def load_aligned(run: Path, device: torch.device, choice: Choice = HEALTHY) -> AlignedModel:
     """Load a run's model and put a checkpoint into it.
 
     Args:
@@ -204,7 +232,7 @@ def load_aligned(run: Path, device: torch.device, choice: Choice = NEWEST) -> Al
     return model
 
 
-def open_run_model(run: Path, device: torch.device, choice: Choice = NEWEST) -> AlignedModel:
+def open_run_model(run: Path, device: torch.device, choice: Choice = HEALTHY) -> AlignedModel:
     """Load a run's model as it was before any alignment, a checkpoint beside it.
 
     Args:

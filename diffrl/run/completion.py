@@ -12,7 +12,7 @@ from typing import Any
 from rich.console import Console
 
 from diffrl import pulse
-from diffrl.checkpoint.files import Checkpoint
+from diffrl.checkpoint.files import Checkpoint, newest_first, step_of
 from diffrl.checkpoint.state import restore_optimizer, restore_rng, seed_rng
 from diffrl.cost.meter import network_evaluations, training_cost
 from diffrl.errors import DiffrlError, GuardStop
@@ -21,8 +21,9 @@ from diffrl.precision.report import PrecisionReport
 from diffrl.run.callbacks import Callback, Callbacks
 from diffrl.run.directory import REPORT, SUMMARY
 from diffrl.run.execution import TrainingRun, start_line
+from diffrl.run.health import read_health
 from diffrl.run.inputs import MEASURED_WITH
-from diffrl.run.journal import Journal, random_group
+from diffrl.run.journal import CHECKPOINTS, Journal, random_group
 from diffrl.run.results import Run
 from diffrl.run.status import describe_kept, resume_command
 from diffrl.run.summary import (
@@ -231,7 +232,9 @@ def finish(run: TrainingRun, console: Console) -> None:
         write_before_after(run_dir, rewards[0], last, image, higher, measured)
     except DiffrlError as error:  # a picture is gone, which nobody can draw again
         report(f"before_after.png was left out. {error}")
-    print_summary(console, summary, run_dir, session.eval_prompts[0])
+    steps = [step_of(path) for path in newest_first(run_dir / CHECKPOINTS)]
+    warning = read_health(run_dir, config).warning(steps)
+    print_summary(console, summary, run_dir, session.eval_prompts[0], warning)
     for at, names in changes:
         report(other_inputs(at, names))
     if not as_planned(summary["network_evaluations"]) and not trainer.sampling.watch.changed:

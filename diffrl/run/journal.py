@@ -5,20 +5,22 @@ from __future__ import annotations
 import json
 import os
 from collections.abc import Callable, Iterable, Mapping
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
 import torch
 
-from diffrl.checkpoint.files import prune_checkpoints, save_checkpoint
+from diffrl.checkpoint.files import newest_first, prune_checkpoints, save_checkpoint, step_of
 from diffrl.checkpoint.shards import save_shards
 from diffrl.checkpoint.state import optimizer_tensors, rng_state
 from diffrl.config import Config
 from diffrl.distributed.ranks import Ranks
-from diffrl.errors import GuardStop, SourceError
+from diffrl.errors import DiffrlError, GuardStop, SourceError
 from diffrl.files import read_own, write_json
 from diffrl.records import Credit, Samples
 from diffrl.rollout.tree import sample_paths
+from diffrl.run.health import read_health
 from diffrl.run.held_out import pictured, stored, totals_at_first
 from diffrl.tracking.index import source_file
 from diffrl.tracking.metrics import MetricsLog
@@ -204,7 +206,15 @@ class Journal:
         self.saved = iteration
         if self._writes:
             write_json(self.run_dir / NEWEST, {"iteration": iteration})
-            prune_checkpoints(directory, self.config.run.keep_checkpoints)
+            self._prune(directory)
+
+    def _prune(self, directory: Path) -> None:
+        """Delete checkpoints for their age, but neither the newest healthy one nor the best."""
+        keep = self.config.run.keep_checkpoints
+        if keep is not None:
+            steps = [step_of(path) for path in newest_first(directory)]
+            with suppress(DiffrlError):  # somebody has damaged the metrics: nothing is deleted without knowing
+                prune_checkpoints(directory, keep, read_health(self.run_dir, self.config).worth_keeping(steps))
 
     def close(self) -> None:
         """Flush and close everything."""

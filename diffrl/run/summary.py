@@ -167,7 +167,9 @@ def _draw_reward(axes: Any, rows: Sequence[Mapping[str, Any]], title: str, train
         axes.legend(frameon=False, fontsize=9)
 
 
-def print_summary(console: Console, summary: Mapping[str, Any], run_dir: Path, prompt: Prompt) -> None:
+def print_summary(
+    console: Console, summary: Mapping[str, Any], run_dir: Path, prompt: Prompt, unhealthy: str | None
+) -> None:
     """Print a run's end: held-out rewards, where the time went, where everything lies, what to do next."""
     held_out = summary["held_out"]
     table = Table(title="Held-out reward", title_justify="left")
@@ -197,6 +199,8 @@ def print_summary(console: Console, summary: Mapping[str, Any], run_dir: Path, p
         if (run_dir / name).exists():
             console.print(f"  {name:<17} {what}", highlight=False)
     image = "" if prompt.source is None else f" --image {shlex.quote(prompt.source)}"
+    if unhealthy is not None:
+        console.print(f"\n{unhealthy}", highlight=False, soft_wrap=True)
     console.print("\nNext:")
     for command in (
         f"diffrl gallery {run_dir}",

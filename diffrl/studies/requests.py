@@ -16,12 +16,13 @@ class FidelityRequest:
     out: Annotated[Path, typer.Option(help="Folder for fidelity.json, .md and .png; it must be new or empty.")]
     run: Annotated[Path | None, typer.Option(help="A run, whose aligned weights are used.")] = None
     step: Annotated[
-        int | None, typer.Option(min=1, help="The run's checkpoint of this iteration. Default: the newest.")
+        int | None, typer.Option(min=1, help="The run's checkpoint of this iteration. Default: the newest healthy one.")
     ] = None
     best: Annotated[
         bool,
         typer.Option("--best", help="The run's checkpoint with the best first held-out reward, of those evaluated."),
     ] = False
+    newest: Annotated[bool, typer.Option("--newest", help="The run's newest checkpoint, healthy or not.")] = False
     precision: Annotated[
         list[str] | None,
         typer.Option(

@@ -1,8 +1,8 @@
-"""Watches for reward hacking: a training reward that rises while what nobody rewards goes down.
+"""Watches for runs that go wrong: what nobody rewards goes down, while the training reward rises or falls as well.
 
-Three things are watched at every held-out evaluation: the held-out rewards against the best that they have been, and of
-the training samples since the evaluation before, their diversity within a prompt and their sharpness against the first
-ones. Every number is in the metrics whether it is alarming or not.
+The first is reward hacking, the second a collapse. Three things are watched at every held-out evaluation: the held-out
+rewards against the best that they have been, and of the training samples since the evaluation before, their diversity
+within a prompt and their sharpness against the first ones. Every number is in the metrics, alarming or not.
 """
 
 from __future__ import annotations
@@ -24,6 +24,8 @@ from diffrl.training.evaluate import Evaluation
 from reward_models import RewardBatch, load_reward
 
 RAW = "reward/"
+HACKED = "Add what falls to rewards, raise objective.kl, or stop earlier."
+COLLAPSED = "Lower train.learning_rate, or raise objective.kl."
 Metrics = dict[str, float | int]
 
 
@@ -136,27 +138,35 @@ class RewardHackingMonitor:
         if not self.on:
             return {}
         means = self.state.take()
-        alarms: list[str] = []
+        hacked: list[str] = []
+        collapsed: list[str] = []
         metrics: Metrics = {}
         for scorer in self.scorers:
             if evaluation.counts.get(scorer.name, 0) < max(2, samples / 2):  # what is left may be no fair sample
                 continue
             change, alarming = self._change(scorer, evaluation, means)
             metrics[f"sentinel/change/{scorer.name}"] = change
-            if alarming and self._rose(scorer, means, rewards):
-                alarms.append(
-                    f"held-out {scorer.name} is {-change:.2f} standard deviations worse than at its best, while the "
-                    "training reward is higher than then"
-                )
-        alarms += self._pictures(means)
+            if alarming:
+                worse = f"held-out {scorer.name} is {-change:.2f} standard deviations worse than at its best"
+                if self._rose(scorer, means, rewards):
+                    hacked.append(f"{worse}, while the training reward is higher than then")
+                else:
+                    collapsed.append(f"{worse}, and the training reward is no higher than then")
+        (collapsed if collapsed and not hacked else hacked).extend(self._pictures(means))
+        alarms = hacked + collapsed
         self.state.alarmed = self.state.alarmed + 1 if alarms else 0
-        metrics["sentinel/alarms"] = len(alarms)
+        metrics |= {
+            "sentinel/alarms": len(alarms),
+            "sentinel/hacked": len(hacked),
+            "sentinel/collapsed": len(collapsed),
+        }
         if alarms and self.state.alarmed >= self.settings.patience:
-            message = f"This looks like reward hacking: {'; '.join(alarms)}. (guards.reward_hacking)"
+            what, cure = ("reward hacking", HACKED) if hacked else ("a collapse", COLLAPSED)
+            message = f"This looks like {what}: {'; '.join(alarms)}. {cure} (guards.reward_hacking)"
             if self.settings.action == "stop":
-                self.verdict = f"{message} The run stops; its last checkpoint is intact."
+                self.verdict = f"{message} The run stops; its checkpoints are intact."
             else:
-                self.report(f"{message} Look at the images; compare checkpoints.")
+                self.report(f"{message} Until it is well again, export takes the newest healthy checkpoint.")
         return metrics
 
     def check(self) -> None:

@@ -68,7 +68,7 @@ def factorial(world: str) -> dict[str, str]:
         return " ".join([f"{folder}/{preset}.yaml", common, *overrides])
 
     def tree(*overrides: str) -> str:
-        return arm("diffrl_nft", TREE, *overrides)
+        return arm("diffrl_nft", "rollout.solver=ab2", TREE, *overrides)
 
     def credit(reward: str, value: str = "leaves") -> str:
         return f"credit={{reward: {reward}, value: {value}, normalise: depth}}"
@@ -83,7 +83,7 @@ def factorial(world: str) -> dict[str, str]:
         "tree, grpo, turning points": tree(GRPO, credit("turning_point")),
         "chains, awm": arm("awm", "objective.levels=1 train.warmup_updates=2"),
         "tree, nft": tree(NFT),
-        "forest, nft": arm("diffrl_nft", NFT),
+        "forest, nft": arm("diffrl_nft", "rollout.solver=ab2", NFT),
         "chains, crd": arm("crd", "objective.levels=1", ONE),
         "chains, dgpo": arm("dgpo", "objective.levels=3 objective.kl=0.0 train.warmup_updates=1"),
         "chains, art": arm("art", "train.warmup_updates=2"),

@@ -9,7 +9,8 @@ import torch
 from diffrl.checkpoint.files import save_checkpoint
 from diffrl.config.load import make_config
 from diffrl.errors import CheckpointError, ConfigError
-from diffrl.run.checkpoints import NEWEST, Choice, choose_checkpoint, require_choice
+from diffrl.run.checkpoints import HEALTHY, NEWEST, Choice, choose_checkpoint, require_choice
+from diffrl.run.health import read_health
 from diffrl.tracking.metrics import MetricsLog
 
 BEST = Choice(best=True)
@@ -24,11 +25,16 @@ def run(tmp_path):
     return tmp_path
 
 
-def evaluate(run, values):
+def evaluate(run, values, **ailments):
+    """A row an iteration; `hacked=(8,)` is an alarm of that name at the evaluation after 8, and so on."""
     (run / "metrics.jsonl").unlink(missing_ok=True)
     with MetricsLog(run / "metrics.jsonl") as log:
         for step in range(13):
-            log.append({"iteration": step} | ({"held_out/shapes": values[step]} if step in values else {}))
+            row = {"iteration": step}
+            if step in values:
+                alarms = {f"sentinel/{name}": int(step in steps) for name, steps in ailments.items()}
+                row |= {"held_out/shapes": values[step], "sentinel/alarms": sum(alarms.values()), **alarms}
+            log.append(row)
 
 
 @pytest.fixture
@@ -75,15 +81,69 @@ def test_nothing_stands_in_for_what_was_asked_for(run, config, choice):
         chosen(run, config, choice)
 
 
-@pytest.mark.parametrize("choice", [NEWEST, Choice(step=4), BEST])
+VALUES = {0: 0.1, 4: 0.7, 8: 0.5, 12: 0.4}
+
+
+def test_unnamed_is_the_newest_healthy_one(run, config):
+    """An ailing evaluation speaks against its own checkpoint, and those up to the next on either side."""
+    evaluate(run, VALUES)
+    assert chosen(run, config, HEALTHY) == (12, [])
+    evaluate(run, VALUES, hacked=(12,), collapsed=())
+    step, said = chosen(run, config, HEALTHY)
+    assert step == 8 and len(said) == 1 and "iteration 12 is not healthy: hacked. Taken: iteration 8" in said[0]
+    assert chosen(run, config, NEWEST) == (12, []) and chosen(run, config, Choice(step=12)) == (12, [])
+    evaluate(run, {0: 0.1, 2: 0.3, 5: 0.3, 10: 0.5}, hacked=(), collapsed=(10,))  # of 8 and 12 none of their own
+    step, said = chosen(run, config, HEALTHY)
+    assert step == 4 and "iteration 12 is not healthy: collapsed" in said[0]
+    evaluate(run, {0: 0.1, 6: 0.5, 12: 0.5}, collapsed=(6,))
+    assert chosen(run, config, HEALTHY) == (12, [])  # well again
+
+
+def test_a_run_without_a_healthy_one_is_refused_with_two_pictures(run, config):
+    evaluate(run, VALUES, collapsed=(4, 8, 12))
+    for iteration in (0, 12):
+        (run / f"samples/eval-{iteration:06}").mkdir(parents=True)
+        (run / f"samples/eval-{iteration:06}/0-0.webp").touch()
+    with pytest.raises(ConfigError, match=r"none of 4, 8, 12 is.*eval-000000/0-0\.webp with .*eval-000012/0-0\.webp"):
+        chosen(run, config, HEALTHY)
+    assert chosen(run, config, NEWEST) == (12, [])
+
+
+def test_a_damaged_healthy_one_has_a_healthy_stand_in(run, config):
+    evaluate(run, VALUES, hacked=(12,))
+    os.truncate(run / "checkpoints/step-000008/policy.safetensors", 3)
+    step, said = chosen(run, config, HEALTHY)
+    assert step == 4 and "Using step 4 instead" in said[1]
+
+
+def test_metrics_that_nobody_can_read_are_said_and_stop_nothing(run, config):
+    (run / "metrics.jsonl").write_text("no metrics\n{}\n")
+    step, said = chosen(run, config, HEALTHY)
+    assert step == 12 and "Which checkpoints are healthy is not known" in said[0]
+    (run / "metrics.jsonl").unlink()
+    assert chosen(run, config, HEALTHY) == (12, [])
+
+
+def test_what_is_worth_keeping_is_the_best_and_the_newest_healthy_one(run, config):
+    evaluate(run, VALUES, hacked=(12,))
+    assert read_health(run, config).worth_keeping([4, 8, 12]) == {4, 8}
+    evaluate(run, VALUES, collapsed=(4, 8, 12))
+    assert read_health(run, config).worth_keeping([4, 8, 12]) == {4}
+    evaluate(run, {})
+    assert read_health(run, config).worth_keeping([4, 8, 12]) == {12}
+
+
+@pytest.mark.parametrize("choice", [NEWEST, HEALTHY, Choice(step=4), BEST])
 def test_a_run_without_any_says_so(tmp_path, config, choice):
     with pytest.raises(CheckpointError, match="no checkpoint yet"):
         chosen(tmp_path, config, choice)
 
 
 def test_two_at_once_or_of_no_run_are_refused(tmp_path):
-    with pytest.raises(ConfigError, match="Got both"):
+    with pytest.raises(ConfigError, match="Got --step 4 and --best"):
         require_choice(Choice(4, True), tmp_path)
+    with pytest.raises(ConfigError, match="Got --best and --newest"):
+        require_choice(Choice(best=True, newest=True), tmp_path)
     with pytest.raises(ConfigError, match="Add --run"):
         require_choice(Choice(4), None)
-    require_choice(NEWEST, None)
+    require_choice(HEALTHY, None)

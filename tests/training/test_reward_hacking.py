@@ -79,8 +79,12 @@ def feed_groups(guard, images, groups, reward=0.5):
     return guard.measure(Samples(rollout, table), {"reward/raw": reward})
 
 
-def test_a_falling_held_out_reward_is_an_alarm_only_while_training_rises():
-    for rewards, expected in (((0.2, 0.3, 0.4), 1), ((0.5, 0.4, 0.3), 0)):
+def test_a_falling_held_out_reward_is_hacked_while_training_rises_and_else_collapsed():
+    """Equally named in metrics and message, with the keys to turn."""
+    for rewards, (name, other), words in (
+        ((0.2, 0.3, 0.4), ("hacked", "collapsed"), ("looks like reward hacking", "Add what falls to rewards")),
+        ((0.5, 0.4, 0.3), ("collapsed", "hacked"), ("looks like a collapse", "Lower train.learning_rate")),
+    ):
         guard, said = monitor()
         judge(guard, 0.6)
         feed(guard, rewards[0])
@@ -90,8 +94,9 @@ def test_a_falling_held_out_reward_is_an_alarm_only_while_training_rises():
         feed(guard, rewards[2])
         metrics = judge(guard, 0.59)
         assert metrics["sentinel/change/good"] == pytest.approx(-0.3, rel=1e-5)
-        assert metrics["sentinel/alarms"] == expected == len(said)
-        assert not expected or "held-out good is 0.30 standard deviations worse" in said[0]
+        assert metrics["sentinel/alarms"] == metrics[f"sentinel/{name}"] == len(said) == 1
+        assert metrics[f"sentinel/{other}"] == 0 and all(word in said[0] for word in words)
+        assert "held-out good is 0.30 standard deviations worse" in said[0]
 
 
 def test_a_reward_that_is_to_be_low_alarms_when_it_rises():
@@ -192,21 +197,18 @@ def test_weights_that_change_are_no_rise_and_hide_none():
     feed(guard, 0.5)
     judge(guard, 0.6)
     feed(guard, 0.4)
-    judge(guard, 0.3, rewards=rising)
-    assert not said
+    assert judge(guard, 0.3, rewards=rising)["sentinel/hacked"] == 0 and "a collapse" in said[0]
     falling = [WeightedScorer("raw", Brightness(), weight=0.1)]  # the weight fell, the reward rose
     guard, said = monitor()
     feed(guard, 0.5)
     judge(guard, 0.6)
     feed(guard, 0.6)
-    judge(guard, 0.3, rewards=falling)
-    assert len(said) == 1
+    assert judge(guard, 0.3, rewards=falling)["sentinel/hacked"] == len(said) == 1
     guard, said = monitor()  # a reward to be lowered
     feed(guard, 0.5)
     judge(guard, 0.6)
     feed(guard, 0.4)
-    judge(guard, 0.3, rewards=[WeightedScorer("raw", Brightness(), weight=-1.0)])
-    assert len(said) == 1
+    assert judge(guard, 0.3, rewards=[WeightedScorer("raw", Brightness(), weight=-1.0)])["sentinel/hacked"] == 1
 
 
 def test_a_checkpoint_keeps_what_it_remembers():

@@ -213,7 +213,7 @@ def _measure(work: Work, config: Config, with_base: bool, what: str) -> None:
     scales, base = missing(reported, wanted, with_base, work.variety is not None)
     if not scales:
         return
-    arguments = ["evaluate", "--run", str(path), "--prompts", source, *(["--base"] if base else [])]
+    arguments = ["evaluate", "--run", str(path), "--newest", "--prompts", source, *(["--base"] if base else [])]
     arguments += [] if work.variety is None else ["--variety", str(work.variety)]
     arguments += [part for scale in scales for part in ("--guidance", f"{scale!r}")]
     log = path.with_suffix(".report.log")

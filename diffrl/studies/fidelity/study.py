@@ -171,7 +171,7 @@ def measure_fidelity(config: Config, request: FidelityRequest) -> Fidelity:
     problems += [problem for w in wanted for problem in missing_precision(w, device)]
     if problems:
         raise ConfigError(problems)
-    require_choice(Choice(request.step, request.best), request.run)
+    require_choice(Choice(request.step, request.best, request.newest), request.run)
     require_empty(request.out, "--out")
     request.out.mkdir(parents=True, exist_ok=True)
     setting = _prepare(config, request, prompts, candidates, seed, device)
@@ -228,7 +228,7 @@ def _prepare(
     r, branching = config.rollout, config.rollout.branching_at(0)
     scorers = make_scorers(config.rewards, "rewards", device, config.model.frame_rate)
     if request.run is not None:
-        aligned = load_aligned(request.run, device, Choice(request.step, request.best))
+        aligned = load_aligned(request.run, device, Choice(request.step, request.best, request.newest))
         policy = aligned.policy
         weights = [*aligned.messages, f"Weights of {request.run} after iteration {aligned.checkpoint.step}."]
     else:

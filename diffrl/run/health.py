@@ -1,0 +1,107 @@
+"""Which of a run's checkpoints are healthy, and which is the best: what its held-out evaluations say of them.
+
+An evaluation is ailing when `guards.reward_hacking` raised an alarm at it; a checkpoint is by its own evaluation, or
+where there was none, by either of the two around it. Where the guard is off, nothing speaks against any.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from diffrl.config import Config
+from diffrl.files import read_own
+from diffrl.tracking.metrics import read_metrics
+from diffrl.tracking.rewards import REWARDS, lower_is_better
+
+METRICS = "metrics.jsonl"
+AILMENTS = ("hacked", "collapsed")
+"""What an alarm is called: sentinel/NAME in the metrics is how many of an evaluation's alarms are of it."""
+
+
+@dataclass(frozen=True)
+class Health:
+    """A run's evaluations.
+
+    Args:
+        reward: the first held-out reward.
+        values: of it, by the iteration after which it was measured.
+        sign: 1 where more is better, else -1.
+        ailments: of every evaluation that the guard looked at, by iteration: one of `AILMENTS`, or "" if it is healthy.
+    """
+
+    reward: str
+    values: Mapping[int, float]
+    sign: int
+    ailments: Mapping[int, str]
+
+    def ailment(self, step: int) -> str:
+        """Return what is wrong with an iteration: by its own evaluation, else by those on either side; else empty."""
+        sides = (
+            max((at for at in self.ailments if at <= step), default=None),
+            min((at for at in self.ailments if at >= step), default=None),
+        )
+        return next((found for at in sides if at is not None and (found := self.ailments[at])), "")
+
+    def best(self, steps: Collection[int]) -> int | None:
+        """Return the iteration of the best evaluation among some, of equal ones the earliest; None without any."""
+        return max(
+            sorted(set(steps) & self.values.keys()), key=lambda step: self.sign * self.values[step], default=None
+        )
+
+    def healthy(self, steps: Collection[int]) -> int | None:
+        """Return the newest healthy iteration among some; None if none is."""
+        return max((step for step in steps if not self.ailment(step)), default=None)
+
+    def worth_keeping(self, steps: Collection[int]) -> set[int]:
+        """Return which checkpoints must not be deleted for their age: the newest healthy one and the best."""
+        return {step for step in (self.healthy(steps), self.best(steps)) if step is not None}
+
+    def warning(self, steps: Collection[int]) -> str | None:
+        """Return what the newest evaluation found wrong, and which of the checkpoints is taken; None if it is well."""
+        if not (ailment := self.ailment(max(steps, default=0))):
+            return None
+        sound, best = self.healthy(steps), self.best(steps)
+        taken = (
+            "no checkpoint is healthy, so generate, evaluate and export want --best, --step or --newest"
+            if sound is None
+            else f"generate, evaluate and export take iteration {sound}, the newest healthy one"
+        )
+        rest = "" if best is None else f" The best {self.reward}, {self.values[best]:.3f}, is that of iteration {best}."
+        return f"The last evaluation is not healthy ({ailment}): {taken}.{rest}"
+
+
+def read_health(run_dir: Path, config: Config) -> Health:
+    """Return what a run's metrics say.
+
+    Raises:
+        DiffrlError: metrics.jsonl cannot be read.
+    """
+    reward = config.eval.rewards[0].key
+    rows = {row["iteration"]: row for row in read_metrics(run_dir / METRICS) if type(row.get("iteration")) is int}
+    values = {step: value for step, row in rows.items() if _number(value := row.get(f"held_out/{reward}"))}
+    judged = {step: row for step, row in rows.items() if _number(row.get("sentinel/alarms"))}
+    sign = -1 if reward in lower_is_better(_rewards(run_dir), "eval") else 1
+    return Health(reward, values, sign, {step: _ailment(row) for step, row in judged.items()})
+
+
+def _ailment(row: Mapping[str, Any]) -> str:
+    if not row["sentinel/alarms"]:
+        return ""
+    return next((name for name in AILMENTS if row.get(f"sentinel/{name}")), "alarming")  # older runs have no names
+
+
+def _number(value: Any) -> bool:
+    return isinstance(value, int | float) and not isinstance(value, bool)
+
+
+def _rewards(run_dir: Path) -> Mapping[str, Any]:
+    """Return what rewards.json says; nothing where an older diffrl wrote none, or it cannot be read."""
+    try:
+        record = json.loads(read_own(run_dir / REWARDS))
+    except (OSError, ValueError, RecursionError):
+        return {}
+    return record if isinstance(record, dict) else {}
