@@ -3,8 +3,8 @@
     python scripts/tune_methods.py --world shapes --regime guided [--method nft] [--trials 8] [--out tuning]
 
 Trials of one seed are scored on the split `tune` after 20,000 evaluations; the best three go through two more seeds.
-Whatever is tried is kept in docs/measured/tuned-REGIME-WORLD.jsonl, and an interrupted search goes on where it stopped,
-with the trials that it would have made: the sampler's seed is the number of the trial. Spaces: measuring/spaces.py.
+What is tried is kept in docs/measured/tuning/REGIME-WORLD.jsonl, and an interrupted search goes on where it stopped, with
+the trials that it would have made: the sampler's seed is the number of the trial. Spaces: measuring/spaces.py.
 """
 
 import argparse
@@ -59,6 +59,7 @@ def tune(method: str, arguments: argparse.Namespace) -> None:
             return
         out = arguments.out / arguments.regime / arguments.world / f"{method}-{len(mine):02}"
         scores = run(space, asked, out, arguments)
+        path.parent.mkdir(parents=True, exist_ok=True)
         with path.open("a", encoding="utf-8") as file:
             for number, ((choices, seed), score) in enumerate(zip(asked, scores, strict=True), len(mine)):
                 row = {"method": method, "number": number, "seed": seed, "choices": choices, "score": score}

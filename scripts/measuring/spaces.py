@@ -143,7 +143,7 @@ SPACES = {
 
 def trials_file(world: str, regime: str) -> Path:
     """Return where a regime's trials are kept: a line each, with method, number, seed, choices and score."""
-    return MEASURED / f"tuned-{regime}-{world}.jsonl"
+    return MEASURED / "tuning" / f"{regime}-{world}.jsonl"
 
 
 def read_trials(path: Path) -> list[dict]:
