@@ -3,7 +3,7 @@
     python scripts/tune_methods.py --world shapes --regime guided [--method nft] [--trials 8] [--out tuning]
 
 Trials of one seed are scored on the split `tune` after 20,000 evaluations; the best three go through two more seeds.
-What is tried is kept in docs/measured/tuning/REGIME-WORLD.jsonl, and an interrupted search goes on where it stopped, with
+What is tried is kept in docs/measured/tuning/REGIME-WORLD.jsonl, and an interrupted search goes on with
 the trials that it would have made: the sampler's seed is the number of the trial. Spaces: measuring/spaces.py.
 """
 
