@@ -45,7 +45,6 @@ PAGES = {
     "compare two runs": "/compare",
     "samples": "/samples?run={run}",
     "samples with a word": "/samples?run={run}&prompt=apples&sort=value",
-    "grid": "/grid",
     "trees": "/trees?run={run}",
     "tree": "/tree?run={run}&tree=000020-3",
     "curves": "/curves?run={run}",

@@ -160,6 +160,7 @@ def request(group: Group, out: Path, jobs: int | None, seeds: int | None = None)
         prices=group.prices,
         variety=group.variety,
         guidance=list(group.guidance),
+        own_noise=group.own_noise,
     )
 
 

@@ -83,10 +83,9 @@ def make_app(site: Site, host: str = "127.0.0.1") -> FastAPI:
     def media(request: Request, key: str, file: str, size: int | None = None, still: bool = False) -> Response:
         return send_image(site, key, file, size, still, request.headers.get("if-none-match", ""))
 
-    from diffrl.gallery.pages import export, vote
+    from diffrl.gallery.pages import vote
 
     vote.add_routes(app, site)
-    export.add_routes(app, site)
 
     @app.get("/")
     @app.get("/{name}")

@@ -30,7 +30,7 @@ from diffrl.gallery.votes import read_votes
 from diffrl.trees.read import list_trees
 
 STATIC = Path(__file__).parent / "static"
-ONLINE = ("live.js", "export.js")
+ONLINE = ("live.js",)
 """Scripts that only work with a server."""
 MOST_PAGES = 5000
 MOST_TREES = MOST_PAGES // 2

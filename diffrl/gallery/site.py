@@ -36,7 +36,6 @@ PAGES: Mapping[str, str] = {
     "home": "diffrl.gallery.pages.home:home",
     "run": "diffrl.gallery.pages.run:run",
     "compare": "diffrl.gallery.pages.compare:compare",
-    "grid": "diffrl.gallery.pages.grid:grid",
     "samples": "diffrl.gallery.pages.samples:samples",
     "evaluations.json": "diffrl.gallery.pages.evaluations:evaluations_json",
     "evaluations.js": "diffrl.gallery.pages.evaluations:evaluations_js",

@@ -84,6 +84,12 @@ class CompareRequest:
         int | None,
         typer.Option(min=1, max=1000, help="Runs at once. Default: one a core; one on a GPU or for seconds."),
     ] = None
+    own_noise: Annotated[
+        bool,
+        typer.Option(
+            "--own-noise", help="Evaluate each seed on noise of its own (eval.seed counts up): intervals hold it too."
+        ),
+    ] = False
     no_report: Annotated[
         bool,
         typer.Option("--no-report", help="Leave the split report alone, for a search of settings; later runs add it."),

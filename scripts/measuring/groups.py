@@ -4,6 +4,8 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any
 
+from measuring.spaces import SPACES, best, read_trials, trials_file
+
 TREE = "rollout.tree={roots: 1, branches: 4, splits: [0, 2], correlation: 4.0}"
 GRPO = "objective={kind: grpo, clip: 1.0e-3} train.warmup_updates=6"
 NFT = "objective={kind: nft, kl: 0.0} credit={} train.warmup_updates=2"
@@ -25,6 +27,7 @@ class Group:
         evals: held-out evaluations of a run, besides the one before it.
         variety: samples of a prompt for diversity and the distance to the base; kept numbers cannot be given it later.
         guidance: scales that base and aligned model are measured with, besides none; nor that.
+        own_noise: whether each seed is evaluated on noise of its own.
     """
 
     arms: dict[str, str]
@@ -35,6 +38,7 @@ class Group:
     evals: int = 2
     variety: int | None = None
     guidance: tuple[float, ...] = ()
+    own_noise: bool = False
 
 
 RATES = {
@@ -315,6 +319,18 @@ def regimes(world: str) -> Group:
     return Group(arms, 20_000, 6, questions, evals=1, guidance=(3.0,))
 
 
+def equally_tuned(world: str, regime: str, budget: int, seeds: int) -> Group:
+    """Return each method at the best settings of a search that was as long for all (`scripts/tune_methods.py`)."""
+    trials = read_trials(trials_file(world, regime))
+    arms = {
+        method: f"{space.settings(best(method, trials)[0], world, regime)} {UNSEEN}"
+        for method, space in SPACES.items()
+        if any(trial["method"] == method for trial in trials)
+    }
+    questions = {"Does diffrl pay, all tuned alike?": tuple((label, "diffrl") for label in arms if label != "diffrl")}
+    return Group(arms, budget, seeds, questions, evals=1, own_noise=True)
+
+
 WORDS = {label: arm for label, arm in factorial("words").items() if not label.endswith("ode")}
 PRICES = (1.0, 0.5, 0.25, 0.1)
 POOLS = {f"pool-{price:g}": price for price in PRICES}
@@ -339,6 +355,8 @@ GROUPS = {
     "nodes-shapes": nodes("shapes"),
     "chain-shapes": chain("shapes"),
     "regimes-shapes": regimes("shapes"),
+    "tuned-guided-shapes": equally_tuned("shapes", "guided", 20_000, 10),
+    "tuned-guided-shapes-6k": equally_tuned("shapes", "guided", 6_000, 10),
     **{name: pool(price) for name, price in POOLS.items()},
 }
 BUDGETS = {world: [name for name in GROUPS if name.split("-")[0] == world] for world in RATES}

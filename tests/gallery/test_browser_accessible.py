@@ -35,8 +35,8 @@ LONGEST = 6000
 """Pixels of a page on a phone."""
 SIX = "&".join(f"columns={run}@eval-{number}" for run in ("made", "other", "other-2") for number in (0, 4))
 PAGES = (
-    *("/", "/export", "/nothing", f"/compare?{SIX}"),
-    *("/run?run=made", "/compare", "/compare?run=made&low=x", "/samples?run=made", "/grid", "/curves", "/votes"),
+    *("/", "/nothing", f"/compare?{SIX}"),
+    *("/run?run=made", "/compare", "/compare?run=made&low=x", "/samples?run=made", "/curves", "/votes"),
     *("/vote?run=made", "/trees?run=made", "/tree?run=made&tree=000020-3", "/tree?run=made&tree=000021-3"),
     *("/tree?run=made&tree=000022-3", "/tree?run=made&tree=000023-3"),
     "/report?run=made",

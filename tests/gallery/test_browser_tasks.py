@@ -318,7 +318,7 @@ def test_ten_blind_votes_the_ranking_and_the_pairs(way, served, runs):
 SIDES = ("chosen", "rejected")
 SHOWN = """() => {
   document.querySelectorAll("main details").forEach((one) => { one.open = true; });
-  const parts = "h1, .headline, .item, .scatter text, .grid, .story, main table, .scores, .log";
+  const parts = "h1, .headline, .item, .scatter text, .story, main table, .scores, .log";
   const there = [...document.querySelectorAll(parts)].filter((one) => one.checkVisibility());
   const told = there.map((one) => one.textContent.replace(/\\s+/g, " ").trim());
   return told.filter((words) => /\\d/.test(words));

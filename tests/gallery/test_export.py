@@ -66,7 +66,7 @@ def endless(site, query):
 def small_pages(monkeypatch):
     """Pages of this module in place of the gallery's."""
     names = {"home": "home", "run": "run", "curves.csv": "csv", "tree": "broken", "compare": "plain", "curves": "plain"}
-    names |= {"grid": "plain", "votes": "plain"}
+    names["votes"] = "plain"
     for name, function in names.items():
         monkeypatch.setitem(PAGES, name, f"{__name__}:{function}")
 
@@ -97,7 +97,7 @@ def test_every_page_that_is_linked_to_is_there_and_every_address_leads_somewhere
     site = tmp_path / "site"
     assert {path.name for path in site.glob("*.*")} == {
         *("index.html", "run-one.html", "run-two.html", "tree-one-0.html", "tree-two-0.html"),
-        *("curves-one.csv", "curves-two.csv", "compare.html", "curves.html", "grid.html", "votes.html"),
+        *("curves-one.csv", "curves-two.csv", "compare.html", "curves.html", "votes.html"),
     }
     found = [address for page in addresses(site).values() for address in page]
     assert len(found) > 30
@@ -106,7 +106,7 @@ def test_every_page_that_is_linked_to_is_there_and_every_address_leads_somewhere
         assert "?" not in address and not address.startswith("/")
     # 6 evaluation pictures a run, each as a thumbnail of 128 pixels and as it is
     assert len(list(site.glob("media/*.webp"))) == 24
-    assert "11 pages, 24 images" in lines[0] and str(site / "index.html") in lines[-1]
+    assert "10 pages, 24 images" in lines[0] and str(site / "index.html") in lines[-1]
     assert any("2 pages could only say why" in line and "tree-one-0.html" in line for line in lines)
 
 

@@ -269,13 +269,6 @@ def test_a_vote_is_on_two_that_match_wherever_they_stand(strangers):
     assert {column.source.title for column in usual_pair(site)} == {"run6", "run8"}
 
 
-def test_a_grid_has_the_runs_that_match_wherever_they_stand(strangers, client_of):
-    answer = client_of(*strangers).get("/grid")
-    assert answer.status_code == 200 and ">shared</h1>" in answer.text and "6 of 9 runs" in answer.text
-    shown = re.findall(r'<th scope="row">.*?<a [^>]*>(\w+)</a></th>', answer.text)
-    assert shown == ["run0", "run1", "run2", "run3", "run6", "run8"]
-
-
 def seeded(run: Path, seed: int, **more: str) -> None:
     """Write the configuration of another seed, of another arm where more of it differs."""
     text = CONFIG.replace("seed: 0", f"seed: {seed}").replace("name: made", f"name: seed-{seed}")

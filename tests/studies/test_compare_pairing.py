@@ -56,6 +56,17 @@ def test_runs_of_one_seed_share_prompts_order_and_noise(arms, tmp_path):
     assert not first_noise[0].equal(first_noise[1])  # other seeds are other runs
 
 
+def test_held_out_noise_is_one_for_all_seeds_unless_each_has_its_own(arms, tmp_path):
+    budget, (config, _) = Budget("evaluations", 40_000), arms
+    for own in (False, True):
+        one = plan_candidate(parse_candidate("0: a.yaml"), config, budget, 4, EQUAL, None, own)
+        seeds = [one.of_seed(number, tmp_path) for number in range(3)]
+        assert [run.eval.seed - config.eval.seed for run in seeds] == ([0, 1, 2] if own else [0, 0, 0])
+        assert [run.run.seed - config.run.seed for run in seeds] == [0, 1, 2]
+        assert [one.settings_of(number)["eval"]["seed"] for number in range(3)] == [run.eval.seed for run in seeds]
+        assert ("own_noise" in one.model_dump(exclude_unset=True)) == own
+
+
 OTHERS = {
     "run.seed": 40,
     "prompts.train": "words:train",

@@ -65,19 +65,19 @@ def compare(request: CompareRequest, console: Console, dry_run: bool = False) ->
     )
     asked = (candidates, configs, budget, request.evals, prices)
     if dry_run:
-        earlier = earlier_plan(request.out, *asked, seeds)
+        earlier = earlier_plan(request.out, *asked, seeds, request.own_noise)
         seconds = {planned.label: planned.iteration_seconds for planned in earlier}
         untimed = [c.label for c in candidates if budget.kind == "seconds" and c.label not in seconds]
         known = [pair for pair in zip(candidates, configs, strict=True) if pair[0].label not in untimed]
-        print_plan(console, _plan(known, budget, request.evals, prices, seconds, earlier), untimed, seeds)
+        print_plan(console, _plan(known, budget, request, prices, seconds, earlier), untimed, seeds)
         return
-    earlier_plan(request.out, *asked, seeds)  # refuse before the directory is touched
+    earlier_plan(request.out, *asked, seeds, request.own_noise)  # refuse before the directory is touched
     inputs = {candidate.label: digest_named(config) for candidate, config in zip(candidates, configs, strict=True)}
     changes = require_inputs_alike(request.out, inputs, accept)
     for line in changes:
         work.report(line)
     with locked(request.out):
-        earlier = earlier_plan(request.out, *asked, seeds)
+        earlier = earlier_plan(request.out, *asked, seeds, request.own_noise)
         record = Record(
             budget=budget,
             evals=request.evals,
@@ -92,7 +92,7 @@ def compare(request: CompareRequest, console: Console, dry_run: bool = False) ->
         seconds = time_all(work, pairs, earlier) if budget.kind == "seconds" else {}
         if budget.kind == "seconds":
             pairs = [pair for pair in pairs if pair[0].label in seconds]
-        planned = _plan(pairs, budget, request.evals, prices, seconds, earlier)
+        planned = _plan(pairs, budget, request, prices, seconds, earlier)
         record = record.model_copy(update={"configurations": planned})
         record.save(request.out)
         print_plan(console, planned, [], seeds)
@@ -210,7 +210,7 @@ def seeds_for(out: Path, metric: str | None, detect: float, sd: float | None, co
 def _plan(
     pairs: Sequence[tuple[Candidate, Config]],
     budget: Budget,
-    evals: int,
+    request: CompareRequest,
     prices: Prices,
     seconds: dict[str, float | None],
     earlier: Sequence[Planned],
@@ -218,10 +218,11 @@ def _plan(
     """Plan every configuration. What was planned earlier stays."""
     planned, problems, known = [], list[str](), {one.label: one for one in earlier}
     for candidate, config in pairs:
-        label = candidate.label
+        label, evals, own_noise = candidate.label, request.evals, request.own_noise
         try:
             planned.append(
-                known.get(label) or plan_candidate(candidate, config, budget, evals, prices, seconds.get(label))
+                known.get(label)
+                or plan_candidate(candidate, config, budget, evals, prices, seconds.get(label), own_noise)
             )
         except ConfigError as error:
             problems += error.problems

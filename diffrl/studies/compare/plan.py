@@ -41,6 +41,7 @@ class Planned(Stored):
         iterations: of each run.
         eval_every: iterations between its evaluations.
         config: as it will be trained, but for seed, name and directory.
+        own_noise: whether each seed is evaluated on noise of its own, so that intervals hold the images' error, too.
     """
 
     label: str
@@ -52,11 +53,19 @@ class Planned(Stored):
     iterations: Count
     eval_every: Annotated[int, Field(ge=1)]
     config: StoredConfig
+    own_noise: bool = False
 
     @property
     def settings(self) -> dict[str, Any]:
         """Return the configuration as JSON has it."""
         return self.config.model_dump(exclude_unset=True)
+
+    def settings_of(self, number: int) -> dict[str, Any]:
+        """Return the configuration as JSON has it, with the held-out noise of a seed."""
+        settings = self.settings
+        if self.own_noise:
+            settings["eval"]["seed"] += number
+        return settings
 
     def resolve(self, where: Path) -> Config:
         """Make the configuration of it.
@@ -71,7 +80,7 @@ class Planned(Stored):
 
     def of_seed(self, number: int, out: Path) -> Config:
         """Return the run of one seed; raises as `resolve` does."""
-        config = self.resolve(out / STATE)
+        config = make_config(self.settings_of(number), f"{out / STATE}, {self.label}")
         run = {"seed": config.run.seed + number, "name": f"seed-{number}", "dir": str(out / self.folder)}
         return changed(config, run=run)
 
@@ -83,6 +92,7 @@ def plan_candidate(
     evals: int,
     prices: Prices,
     iteration_seconds: float | None,
+    own_noise: bool = False,
 ) -> Planned:
     """Fix how long a configuration is trained and how often it is evaluated.
 
@@ -93,6 +103,7 @@ def plan_candidate(
         evals: evaluations after the one before training, at most.
         prices: of evaluations.
         iteration_seconds: measured, for a budget in seconds.
+        own_noise: whether each seed is evaluated on noise of its own.
 
     Raises:
         ConfigError: the budget does not pay for one iteration, the configuration does not allow so short a run, or
@@ -126,6 +137,7 @@ def plan_candidate(
         iterations=iterations,
         eval_every=run["eval_every"],
         config=StoredConfig.model_validate(plain(fixed)),
+        **({"own_noise": True} if own_noise else {}),
     )
 
 
@@ -206,6 +218,7 @@ def earlier_plan(
     evals: int,
     prices: Prices,
     seeds: int,
+    own_noise: bool = False,
 ) -> list[Planned]:
     """Return what was planned in this directory before: it may grow by configurations and seeds, no more.
 
@@ -225,6 +238,7 @@ def earlier_plan(
             ("--budget", f"{before.budget.kind}={before.budget.amount:g}", f"{budget.kind}={budget.amount:g}"),
             ("--evals", before.evals, evals),
             ("--prices", before.prices.name, prices.name),
+            ("--own-noise", before.configurations[0].own_noise, own_noise),
         )
         if old != new
     ]

@@ -209,7 +209,7 @@ def collect(directory: str | Path, metric: str | None = None, prices: Prices | N
             if not (path / "summary.json").is_file():
                 unfinished.append(str(number))
                 continue
-            run, unscored = read_run(path, number, metric, planned.settings, prices)
+            run, unscored = read_run(path, number, metric, planned.settings_of(number), prices)
             if unscored:
                 notes.append(f"{label}: seed {number} has no score in {unscored} of its evaluations.")
             runs.append(run)
