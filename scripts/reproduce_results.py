@@ -23,10 +23,12 @@ from measuring.bands import strayed
 from measuring.figure import draw_flagship
 from measuring.groups import BUDGETS, FLAGSHIP, GROUPS, GUIDED, POOLS, Group
 from measuring.tables import (
+    OVERVIEW,
     answers,
     budgets_table,
     fewer_table,
     flagship_tables,
+    overview,
     pool_table,
     ratio_table,
     scores,
@@ -114,7 +116,13 @@ def draw_first_figure(out: Path) -> None:
 def tables() -> dict[str, list[str]]:
     """Return the tables that several groups share, and their groups."""
     flagship = {f"flagship-{world}": [*ours, rivals] for world, (ours, rivals) in FLAGSHIP.items()}
-    return {"pools": list(POOLS), **{f"budgets-{world}": names for world, names in BUDGETS.items()}, **flagship}
+    columns = [name for names in OVERVIEW.values() for name in names]
+    return {
+        "overview": columns,
+        "pools": list(POOLS),
+        **{f"budgets-{world}": names for world, names in BUDGETS.items()},
+        **flagship,
+    }
 
 
 def beside(name: str) -> set[str]:
@@ -130,6 +138,9 @@ def shared_tables(name: str) -> list[str]:
 def shared(table: str, out: Path) -> str:
     """Return a table over several groups, as far as they have been measured; empty where that tells nothing."""
     kind, _, world = table.partition("-")
+    if kind == "overview":
+        asked = [name for names in OVERVIEW.values() for name in names if (out / name).is_dir()]
+        return overview({name: collect(out / name) for name in asked}, GUIDED) if "shapes" in asked else ""
     if kind == "pools":
         return pool_table({price: collect(out / name) for name, price in POOLS.items() if (out / name).is_dir()})
     if kind == "flagship":

@@ -27,8 +27,8 @@ from diffrl.models.pipeline import PipelineAdapter
 from diffrl.models.shipped import SETTINGS_FILE, shipped_settings
 from diffrl.run.checkpoints import HEALTHY, AlignedModel, Choice, load_aligned
 from diffrl.run.directory import open_run_dir
-from diffrl.run.health import METRICS, read_health
 from diffrl.run.summary import held_out_change
+from diffrl.tracking.health import METRICS, read_health
 from diffrl.tracking.metrics import read_metrics
 
 CARD = jinja2.Environment(
@@ -178,7 +178,7 @@ def _prompt_notes(run_dir: Path) -> list[str]:
 def _ailment(model: AlignedModel) -> str:
     """Return what the exported iteration's evaluation found wrong; empty where nothing is known to be."""
     known = (model.run_dir / METRICS).is_file()
-    return read_health(model.run_dir, model.config).ailment(model.checkpoint.step) if known else ""
+    return read_health(model.run_dir, model.config.eval.rewards[0].key).ailment(model.checkpoint.step) if known else ""
 
 
 def _gains(model: AlignedModel) -> list[tuple[str, float, float]] | None:

@@ -14,9 +14,9 @@ from diffrl.config import Config
 from diffrl.errors import CheckpointError, ConfigError, DiffrlError
 from diffrl.models.adapter import ModelAdapter
 from diffrl.run.directory import open_run_dir
-from diffrl.run.health import METRICS, read_health
 from diffrl.run.inputs import warn_of_inputs
 from diffrl.run.journal import CHECKPOINTS
+from diffrl.tracking.health import METRICS, read_health
 from diffrl.training.inputs import digest_base, digest_packages
 from diffrl.training.policy import Policy
 from diffrl.training.session import open_adapter
@@ -120,7 +120,7 @@ def _healthy(run_dir: Path, config: Config, report: Callable[[str], None]) -> Co
     if not steps or not (run_dir / METRICS).is_file():
         return None
     try:
-        health = read_health(run_dir, config)
+        health = read_health(run_dir, config.eval.rewards[0].key)
     except DiffrlError as error:
         report(f"Which checkpoints are healthy is not known: {error}")
         return None
@@ -162,7 +162,7 @@ def best_step(run_dir: Path, config: Config, report: Callable[[str], None]) -> i
     steps = [step_of(path) for path in newest_first(run_dir / CHECKPOINTS)]
     if not steps:
         raise _none_yet(run_dir)
-    health = read_health(run_dir, config)
+    health = read_health(run_dir, config.eval.rewards[0].key)
     reward, values, best = health.reward, health.values, health.best(steps)
     if best is None:
         raise ConfigError(

@@ -21,7 +21,6 @@ from diffrl.precision.report import PrecisionReport
 from diffrl.run.callbacks import Callback, Callbacks
 from diffrl.run.directory import REPORT, SUMMARY
 from diffrl.run.execution import TrainingRun, start_line
-from diffrl.run.health import read_health
 from diffrl.run.inputs import MEASURED_WITH
 from diffrl.run.journal import CHECKPOINTS, Journal, random_group
 from diffrl.run.results import Run
@@ -38,6 +37,7 @@ from diffrl.terminal.progress import Progress
 from diffrl.terminal.signals import Ended, ImmediateStop, Interruption, StopSignal
 from diffrl.terminal.watch import watched
 from diffrl.tracking.endings import FAILED, RESUMED, STOPPED, other_inputs
+from diffrl.tracking.health import read_health
 from diffrl.tracking.metrics import read_metrics
 from diffrl.training.inputs import versions
 from diffrl.training.loop import Trainer
@@ -233,7 +233,7 @@ def finish(run: TrainingRun, console: Console) -> None:
     except DiffrlError as error:  # a picture is gone, which nobody can draw again
         report(f"before_after.png was left out. {error}")
     steps = [step_of(path) for path in newest_first(run_dir / CHECKPOINTS)]
-    warning = read_health(run_dir, config).warning(steps)
+    warning = read_health(run_dir, config.eval.rewards[0].key).warning(steps)
     print_summary(console, summary, run_dir, session.eval_prompts[0], warning)
     for at, names in changes:
         report(other_inputs(at, names))

@@ -20,8 +20,8 @@ from diffrl.errors import DiffrlError, GuardStop, SourceError
 from diffrl.files import read_own, write_json
 from diffrl.records import Credit, Samples
 from diffrl.rollout.tree import sample_paths
-from diffrl.run.health import read_health
 from diffrl.run.held_out import pictured, stored, totals_at_first
+from diffrl.tracking.health import read_health
 from diffrl.tracking.index import source_file
 from diffrl.tracking.metrics import MetricsLog
 from diffrl.tracking.store import SampleStore, StoredSample
@@ -212,9 +212,9 @@ class Journal:
         """Delete checkpoints for their age, but neither the newest healthy one nor the best."""
         keep = self.config.run.keep_checkpoints
         if keep is not None:
-            steps = [step_of(path) for path in newest_first(directory)]
+            steps, reward = [step_of(path) for path in newest_first(directory)], self.config.eval.rewards[0].key
             with suppress(DiffrlError):  # somebody has damaged the metrics: nothing is deleted without knowing
-                prune_checkpoints(directory, keep, read_health(self.run_dir, self.config).worth_keeping(steps))
+                prune_checkpoints(directory, keep, read_health(self.run_dir, reward).worth_keeping(steps))
 
     def close(self) -> None:
         """Flush and close everything."""

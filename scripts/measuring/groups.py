@@ -4,7 +4,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any
 
-from measuring.spaces import SPACES, best, read_trials, trials_file
+from measuring.spaces import FOLDERS, SPACES, best, read_trials, trials_file
 
 TREE = "rollout.tree={roots: 1, branches: 4, splits: [0, 2], correlation: 4.0}"
 GRPO = "objective={kind: grpo, clip: 1.0e-3} train.warmup_updates=6"
@@ -331,6 +331,33 @@ def equally_tuned(world: str, regime: str, budget: int, seeds: int) -> Group:
     return Group(arms, budget, seeds, questions, evals=1, own_noise=True)
 
 
+def other_presets(world: str) -> Group:
+    """Return the presets that no other group has, as they are but for steps and prompts, which are everybody's."""
+    common = f"rollout.steps=4 prompts.per_iteration=8 {UNSEEN} track.trees=null train.warmup_updates=2"
+    more = {
+        "mix_grpo": "",
+        "dance_grpo": "",
+        "tp_grpo": "",
+        "branch_grpo_mix": "rollout.tree.splits=[0,1,2]",
+        "diffrl_nft": "",
+    }
+    arms = {name: f"{FOLDERS[world]}/{name}.yaml {common} {text}".strip() for name, text in more.items()}
+    return Group(arms, 20_000, 3, {}, evals=1)
+
+
+PRESETS = {
+    "diffrl": "diffrl",
+    "tree_tilt": "tilt",
+    "art": "chains, art",
+    "diffusion_nft": "chains, nft",
+    "awm": "chains, awm",
+    "crd": "chains, crd",
+    "dgpo": "chains, dgpo",
+    "flow_grpo": "chains, grpo",
+    "guidance distilled, no reward": "guidance distilled",
+}
+"""Presets, and what the factorial calls their arms; other groups call them by their names."""
+
 WORDS = {label: arm for label, arm in factorial("words").items() if not label.endswith("ode")}
 PRICES = (1.0, 0.5, 0.25, 0.1)
 POOLS = {f"pool-{price:g}": price for price in PRICES}
@@ -355,6 +382,7 @@ GROUPS = {
     "nodes-shapes": nodes("shapes"),
     "chain-shapes": chain("shapes"),
     "regimes-shapes": regimes("shapes"),
+    "presets-shapes": other_presets("shapes"),
     "tuned-guided-shapes": equally_tuned("shapes", "guided", 20_000, 10),
     "tuned-guided-shapes-6k": equally_tuned("shapes", "guided", 6_000, 10),
     **{name: pool(price) for name, price in POOLS.items()},

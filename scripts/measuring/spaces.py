@@ -11,7 +11,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-MEASURED = Path("docs/measured")
+MEASURED = Path(__file__).parents[2] / "docs" / "measured"
 FOLDERS = {"shapes": "configs/tiny-sd3", "words": "configs/tiny-words"}
 COMMON = "rollout.steps=4 prompts.per_iteration=8 track.trees=null train.warmup_updates=2"
 REGIMES = {

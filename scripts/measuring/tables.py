@@ -12,7 +12,7 @@ from diffrl.statistics import Estimate, paired_difference
 from diffrl.studies.compare.pairs import pairs_of
 from diffrl.studies.compare.results import Arm, Comparison
 from diffrl.studies.compare.tables import mean_text, pair_rows
-from measuring.groups import LONGER, Group, pool
+from measuring.groups import LONGER, PRESETS, Group, pool
 
 
 def scores(comparison: Comparison) -> str:
@@ -55,6 +55,49 @@ def answers(group: Group, comparison: Comparison) -> str:
         rows.append({"question": "" if question == last else question} | cells)
         last = question
     return f"{markdown_table(rows, left=2)}\n"
+
+
+OVERVIEW = {
+    "shapes": ("shapes", "chain-shapes", "presets-shapes"),
+    "words": ("words",),
+    "shapes, guidance everywhere, all tuned alike": ("tuned-guided-shapes",),
+}
+"""Columns of the overview, and the groups that its numbers are from: the first that has a preset."""
+
+
+def overview(found: Mapping[str, Comparison], guided: Mapping[str, float]) -> str:
+    """Return every preset's score after 20,000 evaluations in each regime, best on shapes first (group -> comparison).
+
+    Args:
+        found: groups that were measured, by name.
+        guided: world -> score of the model before alignment, with guidance of 3.
+    """
+    columns: dict[str, dict[str, tuple[float, str]]] = {}
+    for column, names in OVERVIEW.items():
+        cells = columns.setdefault(column, {})
+        for comparison in (found[name] for name in names if name in found):
+            for arm in comparison.arms:
+                preset = next(
+                    (name for name, label in PRESETS.items() if label == arm.label), _SHORT.get(arm.label, "")
+                )
+                preset = preset or arm.label
+                if arm.runs and preset not in cells and ("," not in preset or preset in PRESETS):
+                    score = comparison.mean_score(arm)
+                    cells[preset] = score.mean, f"{mean_text(score)}, {len(arm.runs)} seeds"
+        if column in guided:
+            cells["the base with guidance 3, not trained"] = guided[column], f"{guided[column]:.3f}"
+    main = columns["shapes"]
+    ranked = sorted(main, key=lambda preset: -main[preset][0])
+    rows = [
+        {"preset": name} | {column: cells[name][1] if name in cells else "" for column, cells in columns.items()}
+        for name in ranked
+        if not name.startswith("chain ")
+    ]
+    return f"{markdown_table(rows)}\n"
+
+
+_SHORT = {"nft": "diffusion_nft"}
+"""Methods of the searches whose presets have longer names."""
 
 
 def budgets_table(comparisons: Mapping[int, Comparison]) -> str:

@@ -3,8 +3,6 @@
 import socket
 from urllib.parse import urlsplit
 
-import pytest
-
 from diffrl.gallery import app as app_module
 from diffrl.gallery import forms
 from diffrl.gallery.app import serve

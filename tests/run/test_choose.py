@@ -10,7 +10,7 @@ from diffrl.checkpoint.files import save_checkpoint
 from diffrl.config.load import make_config
 from diffrl.errors import CheckpointError, ConfigError
 from diffrl.run.checkpoints import HEALTHY, NEWEST, Choice, choose_checkpoint, require_choice
-from diffrl.run.health import read_health
+from diffrl.tracking.health import read_health
 from diffrl.tracking.metrics import MetricsLog
 
 BEST = Choice(best=True)
@@ -126,11 +126,11 @@ def test_metrics_that_nobody_can_read_are_said_and_stop_nothing(run, config):
 
 def test_what_is_worth_keeping_is_the_best_and_the_newest_healthy_one(run, config):
     evaluate(run, VALUES, hacked=(12,))
-    assert read_health(run, config).worth_keeping([4, 8, 12]) == {4, 8}
+    assert read_health(run, "shapes").worth_keeping([4, 8, 12]) == {4, 8}
     evaluate(run, VALUES, collapsed=(4, 8, 12))
-    assert read_health(run, config).worth_keeping([4, 8, 12]) == {4}
+    assert read_health(run, "shapes").worth_keeping([4, 8, 12]) == {4}
     evaluate(run, {})
-    assert read_health(run, config).worth_keeping([4, 8, 12]) == {12}
+    assert read_health(run, "shapes").worth_keeping([4, 8, 12]) == {12}
 
 
 @pytest.mark.parametrize("choice", [NEWEST, HEALTHY, Choice(step=4), BEST])

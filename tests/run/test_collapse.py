@@ -6,9 +6,8 @@ from diffrl.checkpoint.files import newest_first, step_of
 from diffrl.errors import ConfigError
 from diffrl.export.diffusers import export_run
 from diffrl.run.checkpoints import NEWEST
-from diffrl.run.directory import open_run_dir
-from diffrl.run.health import read_health
-from tests.training.harness import go_on, settings, start
+from diffrl.tracking.health import read_health
+from tests.training.harness import BRIGHTNESS, go_on, settings, start
 
 UNLIKE = "guards.reward_hacking.sharpness=1.0000001"
 """Any difference in sharpness from the first samples is an alarm."""
@@ -29,7 +28,7 @@ def test_a_run_that_went_wrong_ships_its_last_healthy_model(data, tmp_path):
     shown = go_on(run, "run.iterations=6", UNLIKE)
     assert "This looks like reward hacking" in shown and "Add what falls to rewards" in shown
     assert "The last evaluation is not healthy (hacked): generate, evaluate and export take iteration 2" in shown
-    best = read_health(run, open_run_dir(run)[1]).best(range(1, 7))
+    best = read_health(run, BRIGHTNESS).best(range(1, 7))
     assert {2, 5, 6} <= {step_of(path) for path in newest_first(run / "checkpoints")} <= {2, 5, 6, best}
     lines = export_run(run, tmp_path / "sound")
     assert "Taken: iteration 2, the newest healthy one." in lines[0] and "LoRA of iteration 2 written" in lines[1]

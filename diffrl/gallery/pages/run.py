@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from datetime import datetime
 from typing import Any
 
+from diffrl.errors import DiffrlError
 from diffrl.gallery.costs import costs_of
 from diffrl.gallery.errors import GalleryError
 from diffrl.gallery.overview import (
@@ -27,6 +28,7 @@ from diffrl.gallery.rows import folded
 from diffrl.gallery.runs import RunSource
 from diffrl.gallery.series import Track, track_of
 from diffrl.gallery.site import Site
+from diffrl.tracking.health import read_health
 from diffrl.trees.record import tree_name
 
 PAIRS, WORST = 12, 5
@@ -74,6 +76,7 @@ def run_values(site: Site, source: RunSource) -> dict[str, Any]:
         "alarms": alarms,
         "log": log,
         "sentinel": sentinel(track),
+        "marks": marks(source, course),
         "costs": costs_of(summary, track),
         "where": None if site.links.exported else source.path.resolve(),
         "config": source.read_text("config.yaml"),
@@ -134,6 +137,20 @@ def sentinel(track: Track) -> list[tuple[int, int]]:
     """Return iteration and number of alarms of the evaluations at which the sentinel saw something."""
     seen = zip(track.along("iteration"), track.along("sentinel/alarms"), strict=True)
     return [(int(iteration), int(alarms)) for iteration, alarms in seen if iteration is not None and alarms]
+
+
+def marks(source: RunSource, course: Progress | None) -> list[tuple[str, int, str]]:
+    """Return words, iteration and option of the best evaluation, and of the newest healthy one if that is another."""
+    if course is None or not course.headline:
+        return []
+    try:
+        health = read_health(source.path, course.headline[0].name)
+    except DiffrlError:  # other parts of the page say so
+        return []
+    trained = [step for step in health.values if step]
+    best, sound = health.best(trained), health.healthy(trained)
+    found = [] if best is None else [(f"best {health.reward}, {health.values[best]:.3f}", best, "--best")]
+    return found if sound in (best, None) else [*found, ("newest healthy", sound, f"--step {sound}")]
 
 
 def _when(seconds: float) -> str:

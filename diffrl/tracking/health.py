@@ -12,7 +12,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from diffrl.config import Config
 from diffrl.files import read_own
 from diffrl.tracking.metrics import read_metrics
 from diffrl.tracking.rewards import REWARDS, lower_is_better
@@ -74,13 +73,16 @@ class Health:
         return f"The last evaluation is not healthy ({ailment}): {taken}.{rest}"
 
 
-def read_health(run_dir: Path, config: Config) -> Health:
+def read_health(run_dir: Path, reward: str) -> Health:
     """Return what a run's metrics say.
+
+    Args:
+        run_dir: the run.
+        reward: its first held-out reward, by which evaluations are ranked.
 
     Raises:
         DiffrlError: metrics.jsonl cannot be read.
     """
-    reward = config.eval.rewards[0].key
     rows = {row["iteration"]: row for row in read_metrics(run_dir / METRICS) if type(row.get("iteration")) is int}
     values = {step: value for step, row in rows.items() if _number(value := row.get(f"held_out/{reward}"))}
     judged = {step: row for step, row in rows.items() if _number(row.get("sentinel/alarms"))}
