@@ -346,17 +346,19 @@ def other_presets(world: str) -> Group:
 
 
 PRESETS = {
-    "diffrl": "diffrl",
-    "tree_tilt": "tilt",
-    "art": "chains, art",
-    "diffusion_nft": "chains, nft",
-    "awm": "chains, awm",
-    "crd": "chains, crd",
-    "dgpo": "chains, dgpo",
-    "flow_grpo": "chains, grpo",
-    "guidance distilled, no reward": "guidance distilled",
+    "tilt": "tree_tilt",
+    "chains, art": "art",
+    "nft": "diffusion_nft",
+    "chains, nft": "diffusion_nft",
+    "chains, awm": "awm",
+    "chains, crd": "crd",
+    "chains, dgpo": "dgpo",
+    "chains, grpo": "flow_grpo",
+    "guidance distilled": "guidance distilled, no reward",
+    **{name: name for name in ("diffrl", "art", "awm", "flow_grpo", "branch_grpo", "sol_rl", "chain")},
+    **{name: name for name in ("mix_grpo", "dance_grpo", "tp_grpo", "branch_grpo_mix", "diffrl_nft")},
 }
-"""Presets, and what the factorial calls their arms; other groups call them by their names."""
+"""Arms of any group, and the preset that each is of."""
 
 WORDS = {label: arm for label, arm in factorial("words").items() if not label.endswith("ode")}
 PRICES = (1.0, 0.5, 0.25, 0.1)

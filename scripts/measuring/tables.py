@@ -66,7 +66,7 @@ OVERVIEW = {
 
 
 def overview(found: Mapping[str, Comparison], guided: Mapping[str, float]) -> str:
-    """Return every preset's score after 20,000 evaluations in each regime, best on shapes first (group -> comparison).
+    """Return every preset's score after 20,000 evaluations in each regime, best on shapes first.
 
     Args:
         found: groups that were measured, by name.
@@ -77,27 +77,18 @@ def overview(found: Mapping[str, Comparison], guided: Mapping[str, float]) -> st
         cells = columns.setdefault(column, {})
         for comparison in (found[name] for name in names if name in found):
             for arm in comparison.arms:
-                preset = next(
-                    (name for name, label in PRESETS.items() if label == arm.label), _SHORT.get(arm.label, "")
-                )
-                preset = preset or arm.label
-                if arm.runs and preset not in cells and ("," not in preset or preset in PRESETS):
+                preset = PRESETS.get(arm.label)
+                if preset is not None and arm.runs and preset not in cells:
                     score = comparison.mean_score(arm)
                     cells[preset] = score.mean, f"{mean_text(score)}, {len(arm.runs)} seeds"
         if column in guided:
             cells["the base with guidance 3, not trained"] = guided[column], f"{guided[column]:.3f}"
     main = columns["shapes"]
-    ranked = sorted(main, key=lambda preset: -main[preset][0])
     rows = [
-        {"preset": name} | {column: cells[name][1] if name in cells else "" for column, cells in columns.items()}
-        for name in ranked
-        if not name.startswith("chain ")
+        {"preset": preset} | {column: cells[preset][1] if preset in cells else "" for column, cells in columns.items()}
+        for preset in sorted(main, key=lambda preset: -main[preset][0])
     ]
     return f"{markdown_table(rows)}\n"
-
-
-_SHORT = {"nft": "diffusion_nft"}
-"""Methods of the searches whose presets have longer names."""
 
 
 def budgets_table(comparisons: Mapping[int, Comparison]) -> str:

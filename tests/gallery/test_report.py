@@ -320,10 +320,10 @@ def test_alarms_resumptions_and_the_exploring_copy_are_told(made):
     alarms = parsed.words("log")
     assert "(guards.collapsed_spread) (2 times)" in alarms and "Resuming soon." in alarms
     assert "The sentinel saw something at 1 evaluation: iteration 2 (1)." in parsed.words()
-    assert "worth having: best shapes_strict, 0.600: iteration 4 ( diffrl export RUN --best )." in parsed.words()
+    assert "worth having: best shapes_strict, 0.600: iteration 4 (diffrl export RUN --best )." in parsed.words()
     rows = [{**row, "sentinel/alarms": int(row["iteration"] >= 3)} for row in metrics_rows(4)]
     (made / "metrics.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
-    assert "newest healthy: iteration 2 ( diffrl export RUN --step 2 )." in report_of(made).words()
+    assert "newest healthy: iteration 2 (diffrl export RUN --step 2 )." in report_of(made).words()
     where = parsed.words("environment")
     assert "Resumption 1: on the same machine and versions." in where
     assert "Resumption 2: device cuda (began with cpu), run.iterations 4 (was 2)." in where

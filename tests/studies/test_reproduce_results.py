@@ -103,7 +103,7 @@ def test_scores_are_ranked_with_the_other_rewards(measured):
 def test_a_page_gets_its_tables_and_figures(measured, tmp_path, monkeypatch):
     page = tmp_path / "page.md"
     shared = "<!-- budgets-shapes -->\n<!-- /budgets-shapes -->\n![power](figures/shapes-power.png)\n"
-    shared += "<!-- flagship-shapes -->\n<!-- /flagship-shapes -->\n"
+    shared += "<!-- flagship-shapes -->\n<!-- /flagship-shapes -->\n<!-- overview -->\n<!-- /overview -->\n"
     page.write_text(f"before\n<!-- shapes -->\nwas here before\n<!-- /shapes -->\n{shared}")
     monkeypatch.setitem(script.GROUPS, "shapes", GROUP)
     options = ["--out", str(tmp_path), "--only", "shapes", "--report-only", "--write", str(page)]
@@ -115,6 +115,22 @@ def test_a_page_gets_its_tables_and_figures(measured, tmp_path, monkeypatch):
     page.write_text("no markers")
     with pytest.raises(SystemExit, match="must hold <!-- shapes -->"):
         script.main()
+
+
+def test_the_overview_has_every_preset_where_it_was_measured_first(tmp_path, monkeypatch):
+    monkeypatch.chdir(ROOT)
+    plain, better, same = SCORES.values()
+    found = {
+        "shapes": collect(measure(tmp_path / "a", {"diffrl": better, "chains, nft": plain, "tree, nft": same})),
+        "chain-shapes": collect(
+            measure(tmp_path / "b", {"chain": same, "diffrl": plain, "chain, random leaves": same})
+        ),
+        "tuned-guided-shapes": collect(measure(tmp_path / "c", {"nft": better, "diffrl": same})),
+    }
+    rows = [line.strip("| ").split(" | ") for line in script.overview(found, {"shapes": 0.53}).splitlines()[2:]]
+    assert [row[0] for row in rows] == ["diffrl", "the base with guidance 3, not trained", "chain", "diffusion_nft"]
+    assert rows[0][1] == "0.618 ± 0.033, 5 seeds" and rows[0][3].startswith("0.518 ±") and rows[1][1] == "0.530"
+    assert rows[3][3].startswith("0.618 ±")
 
 
 def test_a_pool_is_held_to_none_and_to_a_random_choice(tmp_path, monkeypatch):
