@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import sys
 from collections.abc import Sequence
 from contextlib import nullcontext
@@ -18,8 +19,14 @@ from reward_models.common.console import make_streams_last, output_required  # n
 
 __all__ = ["app", "main"]
 
+AS_OPTION = re.compile(r"--[a-z_]+(\.[a-z0-9_]+)+=.*", re.DOTALL)
 LEAVE_FILES = (["train"], ["compare"])
 """Commands whose results are on the disk: what they print may be lost."""
+
+
+def _override(word: str) -> str:
+    """Return an override that was written as an option, --run.name=x, as what it is."""
+    return word.removeprefix("--") if AS_OPTION.fullmatch(word) else word
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
@@ -28,7 +35,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
 
     make_streams_last()
     set_allocator()
-    words = list(sys.argv[1:] if arguments is None else arguments)
+    words = [_override(word) for word in (sys.argv[1:] if arguments is None else arguments)]
     with errors_as_messages(), nullcontext() if words[:1] in LEAVE_FILES else output_required():
         current_folder()
         app(args=words)

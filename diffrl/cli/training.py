@@ -62,6 +62,11 @@ def train(
     if (config is None) == (resume is None):
         got = "neither. Add one: diffrl init writes a configuration" if config is None else "both. Remove one"
         raise ConfigError(f"diffrl train takes a configuration or --resume RUN_DIR, and not both. Got {got}.")
+    if config is not None and Path(config, "config.yaml").is_file():
+        raise ConfigError(
+            f"diffrl train takes a configuration. Got {config}, which is a run. To go on with it: diffrl train "
+            f"--resume {config}; to begin anew with its settings: diffrl train {config}/config.yaml run.name=NEW"
+        )
     if from_start and resume is None:
         raise ConfigError(
             "--from-start belongs to --resume RUN_DIR. Leave it out: a new run begins at the start anyway."

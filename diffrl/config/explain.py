@@ -41,6 +41,16 @@ RENAMED = {
     "objective.old_limit": "objective.old_decay_max",
 }
 """Keys of earlier versions, and what they are called now; docs/configuration.md lists them."""
+TAKEN_FROM = {
+    "lr": "learning_rate",
+    "num_inference_steps": "steps",
+    "cfg": "guidance_scale",
+    "max_steps": "iterations",
+    "num_generations": "roots",
+    "group_size": "roots",
+    "gradient_clip": "max_grad_norm",
+}
+"""What other trainers call a key; docs/glossary.md has more."""
 NOT_HERE = {
     ("rollout.dynamics", "ode"): "A deterministic step has no density, so grpo cannot train it",
 }
@@ -77,7 +87,7 @@ def _explain_one(error: ErrorDetails, root: type[BaseModel]) -> list[str]:
     if kind in ("union_tag_invalid", "union_tag_not_found"):
         kinds = [_kind_of(model) for model in _models_in(_field_type(error["loc"], root))]
         if kind == "union_tag_not_found" and not isinstance(received, (Mapping, BaseModel)):
-            return [f"{path} {WRONG_TYPE['model_type']}. Got {show(received)}."]
+            return [f"{path} {WRONG_TYPE['model_type']}. Got {show(received)}.{_form(error['loc'], received, root)}"]
         if kind == "union_tag_not_found":
             return [f"{path}.kind is missing: it must be one of {', '.join(kinds)}. Got {show(received)}."]
         return [
@@ -99,7 +109,9 @@ def _explain_one(error: ErrorDetails, root: type[BaseModel]) -> list[str]:
         name, sign = BOUNDS[kind]
         return [f"{path} must be {sign} {show(context[name])}. Got {show(received)}."]
     if kind in WRONG_TYPE:
-        return [f"{path} {WRONG_TYPE[kind]}. Got {show(received)}.{_quotes(kind, received)}"]
+        forms = ("tuple_type", "model_type", "model_attributes_type")
+        form = _form(error["loc"], received, root, kind == "tuple_type") if kind in forms else ""
+        return [f"{path} {WRONG_TYPE[kind]}. Got {show(received)}.{_quotes(kind, received)}{form}"]
     return [f"{path}: {error['msg']}. Got {show(received)}."]
 
 
@@ -122,6 +134,18 @@ def _quotes(kind: str, received: Any) -> str:
     return ""
 
 
+def _form(location: Location, received: Any, root: type[BaseModel], listed: bool = False) -> str:
+    """Return how to write a list or a section where one value was given: with it in the place that it was meant for."""
+    if not isinstance(received, str | int | float) or len(str(received)) > LONGEST_NAME:
+        return ""
+    models, value = _models_at(location, root, choose=False), str("..." if isinstance(received, bool) else received)
+    if models:
+        fields = models[0].model_fields
+        first = next((name for name, field in fields.items() if field.is_required()), next(iter(fields)))
+        value = f"{{{first}: {value}}}"
+    return f" Write [{value}]." if listed or not models else f" Write {value}."
+
+
 def _not_a_choice(path: str, received: Any, choices: Sequence[Any], reason: str | None = None) -> str:
     shown = ", ".join(str(choice) if isinstance(choice, str) else show(choice) for choice in choices)
     if len(choices) == 1:
@@ -137,7 +161,8 @@ def _unknown_key(location: Location, root: type[BaseModel]) -> str:
     path = dotted(location, root)
     if path in RENAMED:
         return f"{path} is not a known key any more: it is {RENAMED[path]}. Write that."
-    close = closest(key, model.model_fields)
+    namesakes = [".".join(keys) for keys in _places(root) if keys[-1] == TAKEN_FROM.get(str(key), key)]
+    close = None if namesakes else closest(key, model.model_fields)
     if close:
         return f"{path} is not a known key. Did you mean {close!r}?"
     known = ", ".join(model.model_fields)
@@ -148,7 +173,6 @@ def _unknown_key(location: Location, root: type[BaseModel]) -> str:
             f"{cut(str(key), LONGEST_NAME)}, or give the section as a whole: "
             f"{section}={{kind: {_kind_of(model)}{rest}}}."
         )
-    namesakes = [".".join(keys) for keys in _places(root) if keys[-1] == key]
     hint = f"Did you mean {' or '.join(namesakes)}?" if namesakes else f"Known keys: {known}."
     return f"{path} is not a known key. {hint}"
 

@@ -73,7 +73,8 @@ def _prompt_source(source: str) -> str:
     if world in WORLDS and split == "held_out":
         hint = split_hint(world, split)
     else:
-        hint = f"Did you mean {close!r}?" if close else "Give the file its ending or name a dataset."
+        name = f"a dataset: hub:{source}" if DATASET.fullmatch(source) and "/" in source else "a dataset"
+        hint = f"Did you mean {close!r}?" if close else f"Give the file its ending or name {name}."
     raise rule(
         f"must be a file ({', '.join(FILE_SUFFIXES)}) or hub:<dataset>, either with @{', @'.join(SPLITS)} behind it "
         "for a part, or "

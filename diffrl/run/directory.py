@@ -172,6 +172,8 @@ def _instead(directory: Path) -> str:
         runs = sorted(str(entry) for entry in directory.iterdir() if (entry / "config.yaml").is_file())
     except OSError as error:
         return f", which cannot be read: {error.strerror}"
+    if (directory / "model_index.json").is_file():
+        return f", which is a pipeline. Name it with --model {directory}"
     if not runs:
         return ", which has none. Name a run's own folder, such as runs/NAME"
     more = ", ..." if len(runs) > 5 else ""

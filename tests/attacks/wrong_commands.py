@@ -113,6 +113,12 @@ train good.yaml run.name=new --init-from runs/done --step 1 --best
 train good.yaml run.name=new --init-from runs/lora
 train good.yaml run.name=new --step 1
 train good.yaml run.name=new --best
+train good.yaml run.name=new --newest
+train runs/done
+train good.yaml --run.iterations=0 --run.name=new
+generate --out new --run tiny --prompt "a red circle"
+generate --out new --run runs/done --best --newest --prompt "a red circle"
+export runs/done --out new --newest --step 1
 train chains.yaml run.name=new --init-from runs/noconfig
 # generate
 generate

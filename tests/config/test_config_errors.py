@@ -152,6 +152,17 @@ def test_a_value_without_effect_is_refused(load, override, expected):
         ("train.betas=[0.9]", "train.betas.1 is missing"),
         ("track.wandb={}", "track.wandb.project is missing. Add it: Project"),
         ("rollout=null", "rollout must be a section"),
+        ("rewards=shapes", 'Got "shapes". Write [{name: shapes}].'),
+        ("rewards=[shapes]", 'Got "shapes". Write {name: shapes}.'),
+        ("model.lora=16", "Got 16. Write {rank: 16}."),
+        ("track.wandb=true", "Got true. Write {project: ...}."),
+        ("rollout.tree.splits=0,2", 'Got "0,2". Write [0,2].'),
+        ("rollout.stochastic=all", 'Got "all". Write {kind: all}.'),
+        ("objective=nft", 'Got "nft". Write {kind: nft}.'),
+        ("train.lr=1e-4", "train.lr is not a known key. Did you mean train.learning_rate?"),
+        ("iterations=5", "iterations is not a known key. Did you mean run.iterations?"),
+        ("num_generations=8", "Did you mean rollout.tree.roots?"),
+        ("prompts.train=me/my-prompts", "or name a dataset: hub:me/my-prompts."),
     ],
 )
 def test_a_value_out_of_bounds_is_named(load, override, expected):
