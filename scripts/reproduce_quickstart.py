@@ -37,8 +37,8 @@ def evaluate(run: Path, prompts: str) -> list[dict[str, Any]]:
     """Return rows of `diffrl evaluate`: base and aligned, each without guidance and with; kept beside the run."""
     kept = run.parent / f"{run.name}-{prompts.replace(':', '-')}.json"
     if not kept.is_file():
-        command = [sys.executable, "-m", "diffrl.cli", "evaluate", "--run", str(run), "--prompts", prompts, "--base"]
-        command += ["--guidance", "1", "--guidance", str(GUIDANCE), "--json"]
+        command = [sys.executable, "-m", "diffrl.cli", "evaluate", "--run", str(run), "--newest"]
+        command += ["--prompts", prompts, "--base", "--guidance", "1", "--guidance", str(GUIDANCE), "--json"]
         kept.write_text(subprocess.run(command, check=True, capture_output=True, text=True).stdout, encoding="utf-8")
     return list(json.loads(kept.read_text(encoding="utf-8")))
 

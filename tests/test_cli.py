@@ -47,6 +47,17 @@ def expect_refusal(capsys, *arguments: object) -> str:
     return captured.err
 
 
+def test_an_override_may_be_written_as_an_option(config_file, capsys):
+    assert "run.nam is not a known key" in expect_refusal(capsys, "check", config_file, "--run.nam=x")
+    assert "Got 0" in expect_refusal(capsys, "check", config_file, "--run.iterations=0", "run.name=a.b=c")
+    assert run("check", config_file, "--run=x") == 2 and "No such option" in capsys.readouterr().err
+
+
+def test_a_run_in_place_of_a_configuration_is_told_from_one(config_file, tmp_path, capsys):
+    said = expect_refusal(capsys, "train", tmp_path)
+    assert f"--resume {tmp_path}" in said and f"{config_file} run.name=NEW" in said
+
+
 @pytest.fixture(scope="module")
 def runs(random_sd3, tmp_path_factory):
     """A finished run with LoRA and one with full fine-tuning, made through the command line."""

@@ -88,7 +88,7 @@ class _Life:
     def export(self) -> Result:
         """Sample with the whole run's LoRA in the stock pipeline, from the same noise."""
         out = self.folder / "exported"
-        self._finish(self._command("export", str(self.folder / "whole"), "--out", str(out)))
+        self._finish(self._command("export", str(self.folder / "whole"), "--newest", "--out", str(out)))
         ours, base = (self._ours(run) for run in (self.folder / "whole", None))
         stock = self._stock(out)
         apart, moved = float((stock - ours).abs().max()), float((ours - base).abs().mean())
@@ -137,13 +137,13 @@ class _Life:
     def _ours(self, run: Path | None) -> Tensor:
         """Return an image by diffrl, (1, 3, H, W) of 0 to 255: aligned by a run, or not."""
         from diffrl.models.loading import load_adapter
-        from diffrl.run.checkpoints import load_aligned
+        from diffrl.run.checkpoints import NEWEST, load_aligned
 
         adapter: Any
         if run is None:
             adapter = load_adapter("sd3", PIPELINE, dtype="float32", device=self.device)
         else:
-            adapter = load_aligned(run, self.device).adapter
+            adapter = load_aligned(run, self.device, NEWEST).adapter
         encoded, x = adapter.encode_prompts([PROMPT]), adapter.init_latents(self._noise)
         sigmas = adapter.sigmas(STEPS).to(self.device)
         with torch.no_grad():
