@@ -22,6 +22,7 @@ from pathlib import Path
 from measuring.bands import strayed
 from measuring.figure import draw_flagship
 from measuring.groups import BUDGETS, FLAGSHIP, GROUPS, GUIDED, POOLS, Group
+from measuring.spaces import read_trials, trials_file
 from measuring.tables import (
     OVERVIEW,
     answers,
@@ -32,6 +33,7 @@ from measuring.tables import (
     pool_table,
     ratio_table,
     scores,
+    searched,
 )
 from rich.console import Console
 
@@ -118,6 +120,7 @@ def tables() -> dict[str, list[str]]:
     flagship = {f"flagship-{world}": [*ours, rivals] for world, (ours, rivals) in FLAGSHIP.items()}
     columns = [name for names in OVERVIEW.values() for name in names]
     return {
+        "searched-guided-shapes": ["tuned-guided-shapes"],
         "overview": columns,
         "pools": list(POOLS),
         **{f"budgets-{world}": names for world, names in BUDGETS.items()},
@@ -138,6 +141,9 @@ def shared_tables(name: str) -> list[str]:
 def shared(table: str, out: Path) -> str:
     """Return a table over several groups, as far as they have been measured; empty where that tells nothing."""
     kind, _, world = table.partition("-")
+    if kind == "searched":
+        regime, _, world = world.partition("-")
+        return searched(read_trials(trials_file(world, regime)))
     if kind == "overview":
         asked = [name for names in OVERVIEW.values() for name in names if (out / name).is_dir()]
         return overview({name: collect(out / name) for name in asked}, GUIDED) if "shapes" in asked else ""

@@ -1,9 +1,10 @@
 """Comparisons as tables of docs/results.md."""
 
 import itertools
+import math
 import statistics
-from collections.abc import Callable, Iterator, Mapping
-from typing import NamedTuple
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -13,6 +14,7 @@ from diffrl.studies.compare.pairs import pairs_of
 from diffrl.studies.compare.results import Arm, Comparison
 from diffrl.studies.compare.tables import mean_text, pair_rows
 from measuring.groups import LONGER, PRESETS, Group, pool
+from measuring.spaces import SPACES, best
 
 
 def scores(comparison: Comparison) -> str:
@@ -89,6 +91,30 @@ def overview(found: Mapping[str, Comparison], guided: Mapping[str, float]) -> st
         for preset in sorted(main, key=lambda preset: -main[preset][0])
     ]
     return f"{markdown_table(rows)}\n"
+
+
+def searched(trials: Sequence[Mapping[str, Any]]) -> str:
+    """Return what each method's search began with, found and chose, by scores on `tune`; best first."""
+    rows = []
+    for method, space in SPACES.items():
+        mine = [trial for trial in trials if trial["method"] == method]
+        if not mine:
+            continue
+        choices, mean, seeds = best(method, mine)
+        alone = [trial["score"] or 0.0 for trial in mine if trial["seed"] == mine[0]["seed"]]
+        turned = ", ".join(knob for knob in space.knobs if choices[knob] != space.start[knob])
+        cells = {
+            "method": method,
+            "knobs": str(len(space.knobs)),
+            "settings": f"{math.prod(map(len, space.knobs.values())):,}",
+            "trials": str(len(alone)),
+            "the first": f"{alone[0]:.3f}",
+            "best of one seed": f"{max(alone):.3f}",
+            f"chosen, {seeds} seeds": f"{mean:.3f}",
+            "turned": turned or "nothing",
+        }
+        rows.append((mean, cells))
+    return f"{markdown_table([cells for _, cells in sorted(rows, key=lambda row: -row[0])])}\n"
 
 
 def budgets_table(comparisons: Mapping[int, Comparison]) -> str:
