@@ -30,7 +30,6 @@ NAMES = {
     "Meetings": "Pairing",
     "standings": "score_table",
     "stand_ins": "placeholders",
-    "trial": "probe_rewards",
     "elsewhere": "target_machine",
     "idle_notes": "unused_keys",
 }

@@ -39,8 +39,8 @@ class Choice:
     @property
     def asked(self) -> list[str]:
         """Return the options that were given."""
-        given = {f"--step {self.step}": self.step is not None, "--best": self.best, "--newest": self.newest}
-        return [option for option, named in given.items() if named]
+        options = {f"--step {self.step}": self.step is not None, "--best": self.best, "--newest": self.newest}
+        return [option for option, named in options.items() if named]
 
 
 HEALTHY, NEWEST = Choice(), Choice(newest=True)
@@ -127,14 +127,14 @@ def _healthy(run_dir: Path, config: Config, report: Callable[[str], None]) -> Co
     sound, newest = [step for step in steps if not health.ailment(step)], max(steps)
     if newest in sound:
         return None
-    found = f"The evaluation of iteration {newest} is not healthy: {health.ailment(newest)}."
+    reason = f"The evaluation of iteration {newest} is not healthy: {health.ailment(newest)}."
     others = "Take one all the same with --newest, --best or --step."
     if not sound:
         raise ConfigError(
-            f"A checkpoint of {run_dir} must be healthy to be taken unnamed, and none of {listed(steps)} is. {found} "
+            f"A checkpoint of {run_dir} must be healthy to be taken unnamed, and none of {listed(steps)} is. {reason} "
             f"Compare {_picture(run_dir, 0)} with {_picture(run_dir, newest)}. {others}"
         )
-    report(f"{found} Taken: iteration {max(sound)}, the newest healthy one. {others}")
+    report(f"{reason} Taken: iteration {max(sound)}, the newest healthy one. {others}")
     return sound
 
 

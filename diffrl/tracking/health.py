@@ -43,7 +43,7 @@ class Health:
             max((at for at in self.ailments if at <= step), default=None),
             min((at for at in self.ailments if at >= step), default=None),
         )
-        return next((found for at in sides if at is not None and (found := self.ailments[at])), "")
+        return next((ailment for at in sides if at is not None and (ailment := self.ailments[at])), "")
 
     def best(self, steps: Collection[int]) -> int | None:
         """Return the iteration of the best evaluation among some, of equal ones the earliest; None without any."""

@@ -67,17 +67,17 @@ OVERVIEW = {
 """Columns of the overview, and the groups that its numbers are from: the first that has a preset."""
 
 
-def overview(found: Mapping[str, Comparison], guided: Mapping[str, float]) -> str:
+def overview(comparisons: Mapping[str, Comparison], guided: Mapping[str, float]) -> str:
     """Return every preset's score after 20,000 evaluations in each regime, best on shapes first.
 
     Args:
-        found: groups that were measured, by name.
+        comparisons: groups that were measured, by name.
         guided: world -> score of the model before alignment, with guidance of 3.
     """
     columns: dict[str, dict[str, tuple[float, str]]] = {}
     for column, names in OVERVIEW.items():
         cells = columns.setdefault(column, {})
-        for comparison in (found[name] for name in names if name in found):
+        for comparison in (comparisons[name] for name in names if name in comparisons):
             for arm in comparison.arms:
                 preset = PRESETS.get(arm.label)
                 if preset is not None and arm.runs and preset not in cells:

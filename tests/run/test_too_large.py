@@ -14,12 +14,12 @@ from diffrl.gallery.progress import first_rewards, how_it_ended, log_messages, r
 from diffrl.gallery.runs import RunSource
 from diffrl.gallery.series import track_of
 from diffrl.gallery.votes import read_votes
-from diffrl.run.checkpoints import _rewards
 from diffrl.run.directory import _read_environment, read_summary
 from diffrl.run.resume import newest_known
 from diffrl.studies.compare.archive import unpack
 from diffrl.studies.compare.reported import read_rows as read_evaluations
 from diffrl.studies.compare.stored import Summary, read_stored
+from diffrl.tracking.health import _rewards
 from diffrl.tracking.metrics import MetricsLog, parse_row, read_metrics
 from diffrl.trees.read import read_tree
 

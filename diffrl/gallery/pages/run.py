@@ -149,8 +149,8 @@ def marks(source: RunSource, course: Progress | None) -> list[tuple[str, int, st
         return []
     trained = [step for step in health.values if step]
     best, sound = health.best(trained), health.healthy(trained)
-    found = [] if best is None else [(f"best {health.reward}, {health.values[best]:.3f}", best, "--best")]
-    return found if sound in (best, None) else [*found, ("newest healthy", sound, f"--step {sound}")]
+    marked = [] if best is None else [(f"best {health.reward}, {health.values[best]:.3f}", best, "--best")]
+    return marked if sound in (best, None) else [*marked, ("newest healthy", sound, f"--step {sound}")]
 
 
 def _when(seconds: float) -> str:
