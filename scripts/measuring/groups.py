@@ -4,7 +4,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any
 
-from measuring.spaces import FOLDERS, SPACES, best, read_trials, trials_file
+from measuring.spaces import SPACES, best, read_trials, trials_file
 
 TREE = "rollout.tree={roots: 1, branches: 4, splits: [0, 2], correlation: 4.0}"
 GRPO = "objective={kind: grpo, clip: 1.0e-3} train.warmup_updates=6"
@@ -331,20 +331,6 @@ def equally_tuned(world: str, regime: str, budget: int, seeds: int) -> Group:
     return Group(arms, budget, seeds, questions, evals=1, own_noise=True)
 
 
-def other_presets(world: str) -> Group:
-    """Return the presets that no other group has, as they are but for steps and prompts, which are everybody's."""
-    common = f"rollout.steps=4 prompts.per_iteration=8 {UNSEEN} track.trees=null train.warmup_updates=2"
-    more = {
-        "mix_grpo": "",
-        "dance_grpo": "",
-        "tp_grpo": "",
-        "branch_grpo_mix": "rollout.tree.splits=[0,1,2]",
-        "diffrl_nft": "",
-    }
-    arms = {name: f"{FOLDERS[world]}/{name}.yaml {common} {text}".strip() for name, text in more.items()}
-    return Group(arms, 20_000, 3, {}, evals=1)
-
-
 PRESETS = {
     "tilt": "tree_tilt",
     "chains, art": "art",
@@ -356,7 +342,6 @@ PRESETS = {
     "chains, grpo": "flow_grpo",
     "guidance distilled": "guidance distilled, no reward",
     **{name: name for name in ("diffrl", "art", "awm", "flow_grpo", "branch_grpo", "sol_rl", "chain")},
-    **{name: name for name in ("mix_grpo", "dance_grpo", "tp_grpo", "branch_grpo_mix", "diffrl_nft")},
 }
 """Arms of any group, and the preset that each is of."""
 
@@ -384,9 +369,7 @@ GROUPS = {
     "nodes-shapes": nodes("shapes"),
     "chain-shapes": chain("shapes"),
     "regimes-shapes": regimes("shapes"),
-    "presets-shapes": other_presets("shapes"),
-    "tuned-guided-shapes": equally_tuned("shapes", "guided", 20_000, 10),
-    "tuned-guided-shapes-6k": equally_tuned("shapes", "guided", 6_000, 10),
+    "tuned-guided-shapes": equally_tuned("shapes", "guided", 20_000, 6),
     **{name: pool(price) for name, price in POOLS.items()},
 }
 BUDGETS = {world: [name for name in GROUPS if name.split("-")[0] == world] for world in RATES}

@@ -60,7 +60,7 @@ def answers(group: Group, comparison: Comparison) -> str:
 
 
 OVERVIEW = {
-    "shapes": ("shapes", "chain-shapes", "presets-shapes"),
+    "shapes": ("shapes", "chain-shapes"),
     "words": ("words",),
     "shapes, guidance everywhere, all tuned alike": ("tuned-guided-shapes",),
 }
