@@ -210,6 +210,10 @@ def guided(world: str, evals: int) -> Group:
         "Does the guided reference pay?": tuple((label, f"{label}, guided") for label in PULLED),
         "Does diffrl pay?": tuple((f"{label}, guided", "diffrl") for label in PULLED),
     }
+    trials = read_trials(trials_file(world, "plain"))
+    if trials:  # the only rival whose other settings were searched together with a pull
+        arms["awm, searched, guided"] = f"{SPACES['awm'].settings(best('awm', trials)[0], world, 'plain')} {UNSEEN}"
+        questions["Does diffrl pay?"] += (("awm, searched, guided", "diffrl"),)
     return Group(arms, 20_000, 5, questions, evals=evals)
 
 
