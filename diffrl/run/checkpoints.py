@@ -115,7 +115,7 @@ def place_of(run_dir: Path, step: int | None, key: str) -> Path:
 
 
 def _healthy(run_dir: Path, config: Config, report: Callable[[str], None]) -> Collection[int] | None:
-    """Return the iterations of the healthy checkpoints, and report why newer ones are passed over; None if all are."""
+    """Return the iterations of the healthy checkpoints, and report why newer ones are passed over; None if unknown."""
     steps = [step_of(path) for path in newest_first(run_dir / CHECKPOINTS)]
     if not steps or not (run_dir / METRICS).is_file():
         return None
@@ -126,7 +126,7 @@ def _healthy(run_dir: Path, config: Config, report: Callable[[str], None]) -> Co
         return None
     sound, newest = [step for step in steps if not health.ailment(step)], max(steps)
     if newest in sound:
-        return None
+        return sound
     reason = f"The evaluation of iteration {newest} is not healthy: {health.ailment(newest)}."
     others = "Take one all the same with --newest, --best or --step."
     if not sound:
@@ -141,7 +141,8 @@ def _healthy(run_dir: Path, config: Config, report: Callable[[str], None]) -> Co
 def _picture(run_dir: Path, iteration: int) -> Path:
     """Return where the first image of an evaluation up to an iteration is, or the samples where none was kept."""
     for folder in sorted((run_dir / "samples").glob("eval-*"), reverse=True):
-        if int(folder.name.removeprefix("eval-")) <= iteration:
+        number = folder.name.removeprefix("eval-")
+        if number.isdecimal() and int(number) <= iteration:
             return min(folder.iterdir(), default=folder)
     return run_dir / "samples"
 

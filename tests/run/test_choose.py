@@ -114,6 +114,10 @@ def test_a_damaged_healthy_one_has_a_healthy_stand_in(run, config):
     os.truncate(run / "checkpoints/step-000008/policy.safetensors", 3)
     step, said = chosen(run, config, HEALTHY)
     assert step == 4 and "Using step 4 instead" in said[1]
+    evaluate(run, VALUES, hacked=(8,))  # the newest is well, and damaged: what stands in must be well, too
+    os.truncate(run / "checkpoints/step-000012/policy.safetensors", 3)
+    save_checkpoint(run / "checkpoints", 8, {"policy": {"w": torch.full((2,), 8.0)}}, {})
+    assert chosen(run, config, HEALTHY)[0] == 4
 
 
 def test_metrics_that_nobody_can_read_are_said_and_stop_nothing(run, config):
