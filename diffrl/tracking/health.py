@@ -17,6 +17,8 @@ from diffrl.tracking.metrics import read_metrics
 from diffrl.tracking.rewards import REWARDS, lower_is_better
 
 METRICS = "metrics.jsonl"
+MOST = 1e300
+"""No number of a run; a damaged file may hold integers beyond all floats."""
 AILMENTS = ("hacked", "collapsed")
 """What an alarm is called: sentinel/NAME in the metrics is how many of an evaluation's alarms are of it."""
 
@@ -97,7 +99,7 @@ def _ailment(row: Mapping[str, Any]) -> str:
 
 
 def _number(value: Any) -> bool:
-    return isinstance(value, int | float) and not isinstance(value, bool)
+    return isinstance(value, int | float) and not isinstance(value, bool) and abs(value) < MOST
 
 
 def _rewards(run_dir: Path) -> Mapping[str, Any]:

@@ -5,16 +5,16 @@ The numbers are known beforehand: scores are written down here, and what pages s
 
 from __future__ import annotations
 
-import io
 import json
 import re
-import zipfile
 from pathlib import Path
 
 import numpy as np
 import pytest
 from PIL import Image
 
+from diffrl.gallery.export import export_site
+from diffrl.gallery.sources import find_sources
 from diffrl.gallery.votes import Side, add_vote
 from tests.gallery import made_trees
 from tests.gallery.made import add_evaluation, keep_columns, make_run, metrics_rows
@@ -326,7 +326,6 @@ SHOWN = """() => {
 """All that a page tells in numbers, folded parts too."""
 WALK = {
     "which is best": (("Compare all", 20),),
-    "one sample in all runs": (("Grid", 9),),
     "a run": (("tilt", 20),),
     "its comparison": (("tilt", 20), ("Compare", 40)),
     "its report": (("tilt", 20), ("Report", 8)),
@@ -345,14 +344,8 @@ def test_a_colleague_sees_the_same_numbers_from_disk(context_of, served, runs, t
     page = context_of(viewport={"width": 1280, "height": 800}, accept_downloads=True, bypass_csp=True).new_page()
     address = served(*runs)
     page.goto(address)
-    page.get_by_role("link", name="export", exact=True).click()
-    page.get_by_role("button", name=re.compile("^Export all 3")).click()
-    link = page.locator("#far a[download]")
-    link.wait_for()
-    with page.expect_download() as download:
-        link.click()
-    zipfile.ZipFile(io.BytesIO(download.value.path().read_bytes())).extractall(tmp_path / "sent")
-    (site,) = (tmp_path / "sent").iterdir()
+    site = tmp_path / "sent"
+    export_site(find_sources([Path(run) for run in runs]), site, {"votes": tmp_path / "votes.jsonl"})
     colleague = context_of(offline=True, viewport={"width": 1280, "height": 800}).new_page()
     for what, links in WALK.items():
         told = []

@@ -162,7 +162,7 @@ def test_means_leave_out_what_is_not_there():
 
 @pytest.mark.long
 def test_a_run_is_measured_with_its_own_weights(random_sd3, tmp_path):
-    data = settings(random_sd3, tmp_path, train={"learning_rate": 0.05})
+    data = settings(random_sd3, tmp_path, train={"learning_rate": 0.05}, guards={"reward_hacking": {"action": "off"}})
     run_dir, _ = start(data)
     request = {"precision": ("training", "int8"), "steps": (5,)}
     base = measure(data, tmp_path / "base", **request)

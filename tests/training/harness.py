@@ -55,6 +55,8 @@ def settings(pipeline, directory, **changes):
         "train": {"learning_rate": 1.0e-4, "updates_per_iteration": 2},
         "eval": {"rewards": [{"name": BRIGHTNESS}], "samples": 5, "steps": 3},
         "track": {"pictures_per_iteration": 2, "pictures_per_evaluation": 3},
+        # rates of tests ruin models, whose checkpoints are wanted all the same
+        "guards": {"reward_hacking": {"held_out_drop": 1e9, "sharpness": 1e9, "diversity": 0.0}},
     }
     for section, values in changes.items():
         data[section] = values if isinstance(values, list) else copy.deepcopy(data.get(section, {})) | values
