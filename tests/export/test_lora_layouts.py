@@ -183,9 +183,7 @@ def test_what_is_exported_is_read_again(random_pipelines, tmp_path, family):
     """In every layout that is written: diffusers', ComfyUI's, PEFT's."""
     folder = random_pipelines(family)
     model = {"family": family, "lora": {"rank": RANK, "alpha": ALPHA}}
-    guards = {
-        "reward_hacking": {"action": "off"}
-    }  # such a rate ruins the model
+    guards = {"reward_hacking": {"action": "off"}}  # such a rate ruins the model
     data = settings(folder, tmp_path, model=model, train={"learning_rate": 3e-2}, run={"iterations": 1}, guards=guards)
     run, _ = start(data)
     comfyui = ALL[family].comfyui is not None
