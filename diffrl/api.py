@@ -138,7 +138,7 @@ def generate(
         prompts: one, or several.
         per_prompt: samples of each.
         seed: of the noise.
-        step: of a run, the checkpoint of this iteration; None = the newest.
+        step: of a run, the checkpoint of this iteration.
         best: of a run, the checkpoint with the best first held-out reward.
         newest: of a run, the newest checkpoint; with none of the three, the newest healthy one.
         steps: denoising steps; None = those of the run's evaluation, of a pipeline 28.

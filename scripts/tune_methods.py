@@ -1,8 +1,8 @@
 """Tune every method with equal effort: one search space each, as many trials, one sampler (Optuna's TPE).
 
-    python scripts/tune_methods.py --world shapes --regime guided [--method nft] [--trials 8] [--out tuning]
+    python scripts/tune_methods.py --world shapes --regime guided [--method nft] [--trials 12] [--out tuning]
 
-Trials of one seed are scored on the split `tune` after 20,000 evaluations; the best three go through two more seeds.
+Trials of one seed are scored on the split `tune` after 20,000 evaluations; the best two go through two more seeds.
 What is tried is kept in docs/measured/tuning/REGIME-WORLD.jsonl, and an interrupted search goes on with
 the trials that it would have made: the sampler's seed is the number of the trial. Spaces: measuring/spaces.py.
 """
@@ -34,8 +34,8 @@ def main() -> None:
     parser.add_argument("--world", choices=("shapes", "words"), required=True)
     parser.add_argument("--regime", choices=REGIMES, required=True)
     parser.add_argument("--method", action="append", choices=SPACES, help="May be given several times. Default: all.")
-    parser.add_argument("--trials", type=int, default=8, help="Of each method, with one seed.")
-    parser.add_argument("--confirm", type=int, default=3, help="How many of the best get two more seeds.")
+    parser.add_argument("--trials", type=int, default=12, help="Of each method, with one seed.")
+    parser.add_argument("--confirm", type=int, default=2, help="How many of the best get two more seeds.")
     parser.add_argument("--jobs", type=int, help="Runs at once. Default: one a core.")
     parser.add_argument("--out", type=Path, default=Path("tuning"), help="Directory of the runs.")
     arguments = parser.parse_args()
@@ -80,10 +80,7 @@ def next_trials(space: Space, made: list[dict], trials: int, confirm: int) -> li
     if len(searched) < trials:
         return [(choices, SEEDS[0]) for choices in suggest(space, searched, min(AT_ONCE, trials - len(searched)))]
     ranked = sorted(searched, key=lambda trial: trial["score"] if trial["score"] is not None else -1.0, reverse=True)
-    tops: list[dict[str, str]] = []
-    for trial in ranked:
-        if trial["choices"] not in tops and len(tops) < confirm:
-            tops.append(trial["choices"])
+    tops = [trial["choices"] for trial in ranked[:confirm]]
     done = [(trial["choices"], trial["seed"]) for trial in made]
     left = [(top, seed) for seed in SEEDS[1:] for top in tops if (top, seed) not in done]
     return [one for one in left if one[1] == left[0][1]][:AT_ONCE]  # runs beside each other are pairs
@@ -93,16 +90,15 @@ def suggest(space: Space, searched: list[dict], count: int) -> list[dict[str, st
     """Return the sampler's next choices: the start first, then TPE's, none of them tried before."""
     tried = [trial["choices"] for trial in searched]
     fresh: list[dict[str, str]] = [] if searched else [dict(space.start)]
+    spaces = {knob: CategoricalDistribution(list(choices)) for knob, choices in space.knobs.items()}
     number = len(searched)
     while len(fresh) < count:
         sampler = optuna.samplers.TPESampler(seed=number, n_startup_trials=4, multivariate=True, constant_liar=True)
         study = optuna.create_study(direction="maximize", sampler=sampler)
-        spaces = {knob: CategoricalDistribution(list(choices)) for knob, choices in space.knobs.items()}
         for trial in searched:
-            failed = trial["score"] is None
-            state = TrialState.FAIL if failed else TrialState.COMPLETE
-            value = None if failed else trial["score"]
-            study.add_trial(create_trial(params=trial["choices"], distributions=spaces, value=value, state=state))
+            score, choices = trial["score"], trial["choices"]
+            state = TrialState.FAIL if score is None else TrialState.COMPLETE
+            study.add_trial(create_trial(params=choices, distributions=spaces, value=score, state=state))
         choices = study.ask(spaces).params
         number += 1000 if choices in tried + fresh else 1  # a draw that repeats is made again with another seed
         if choices not in tried + fresh:

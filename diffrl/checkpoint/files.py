@@ -280,6 +280,11 @@ def _is_whole(path: Path) -> bool:
         return False
 
 
+def checkpoint_steps(directory: Path) -> list[int]:
+    """Return the steps of the checkpoints in a folder, the newest first, whole or damaged."""
+    return [step_of(path) for path in newest_first(Path(directory))]
+
+
 def step_of(path: Path) -> int:
     """Return the step that a checkpoint's name says."""
     match = NAME.fullmatch(path.name)

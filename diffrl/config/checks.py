@@ -210,7 +210,7 @@ def _pruning_fits(rollout: RolloutSettings, credit: CreditSettings) -> str | Non
     if depth.start + depth.size <= steps and depth.size < steps:
         splits, differences = rollout.tree.splits, reward_rule(credit.reward).differences and credit.value == "leaves"
         left = [depth.steps_at(i, rollout.steps_at(i)) for i in rollout.window_places]
-        if depth.slide_every or not differences or not all(set(splits) <= set(steps) for steps in left):
+        if depth.slide_every or not differences or not all(set(splits) <= set(window) for window in left):
             return None
         return (
             f"credit.prune.depth must leave a split to train: with credit.reward: {credit.reward} and value: leaves no "

@@ -25,12 +25,12 @@ def unused_keys(config: Config) -> tuple[str, ...]:
     if not o.old_policy_is_ema:
         rate = written & {"objective.old_decay_rate"}
         reasons.append((rate, "with objective.old_decay_max: 0 the old policy is the newest"))
-    reasons.append(({"rollout.solver"} & _solved(config), "no two steps without noise follow each other"))
+    reasons.append(({"rollout.solver"} & _idle_solver(config), "no two steps without noise follow each other"))
     idle = [f"Without effect: {', '.join(sorted(keys))}; {why}." for keys, why in reasons if keys]
     return (*idle, *_undone(config))
 
 
-def _solved(config: Config) -> set[str]:
+def _idle_solver(config: Config) -> set[str]:
     """Return the key of a second-order solver that never has two steps to go by, where nothing else asks for it."""
     r, completes = config.rollout, config.credit.value == "ode"
     noisy = [{*r.steps_at(i)} for i in r.window_places]

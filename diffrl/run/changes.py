@@ -13,7 +13,7 @@ from typing import Any
 
 import yaml
 
-from diffrl.checkpoint.files import Checkpoint, newest_first, step_of
+from diffrl.checkpoint.files import Checkpoint, checkpoint_steps
 from diffrl.config import Config, dump_config, load_config
 from diffrl.config.load import make_config
 from diffrl.errors import CheckpointError, ConfigError
@@ -168,7 +168,7 @@ def changed_config(
         return config
     now = load_config(run_dir / "config.yaml", overrides)
     if now.run.iterations != config.run.iterations and not from_start:
-        reached = max((step_of(path) for path in newest_first(run_dir / CHECKPOINTS)), default=0)
+        reached = max(checkpoint_steps(run_dir / CHECKPOINTS), default=0)
         require_left(now, run_dir, reached + 1)
     return now
 

@@ -9,7 +9,14 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from diffrl.checkpoint.files import Checkpoint, latest_checkpoint, load_checkpoint, newest_first, step_of
+from diffrl.checkpoint.files import (
+    Checkpoint,
+    checkpoint_steps,
+    latest_checkpoint,
+    load_checkpoint,
+    newest_first,
+    step_of,
+)
 from diffrl.config import Config
 from diffrl.errors import CheckpointError, ConfigError, DiffrlError
 from diffrl.models.adapter import ModelAdapter
@@ -116,7 +123,7 @@ def place_of(run_dir: Path, step: int | None, key: str) -> Path:
 
 def _healthy(run_dir: Path, config: Config, report: Callable[[str], None]) -> Collection[int] | None:
     """Return the iterations of the healthy checkpoints, and report why newer ones are passed over; None if unknown."""
-    steps = [step_of(path) for path in newest_first(run_dir / CHECKPOINTS)]
+    steps = checkpoint_steps(run_dir / CHECKPOINTS)
     if not steps or not (run_dir / METRICS).is_file():
         return None
     try:
@@ -160,7 +167,7 @@ def best_step(run_dir: Path, config: Config, report: Callable[[str], None]) -> i
         CheckpointError: there are none at all.
         DiffrlError: metrics.jsonl cannot be read.
     """
-    steps = [step_of(path) for path in newest_first(run_dir / CHECKPOINTS)]
+    steps = checkpoint_steps(run_dir / CHECKPOINTS)
     if not steps:
         raise _none_yet(run_dir)
     health = read_health(run_dir, config.eval.rewards[0].key)

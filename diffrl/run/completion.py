@@ -12,7 +12,7 @@ from typing import Any
 from rich.console import Console
 
 from diffrl import pulse
-from diffrl.checkpoint.files import Checkpoint, newest_first, step_of
+from diffrl.checkpoint.files import Checkpoint, checkpoint_steps
 from diffrl.checkpoint.state import restore_optimizer, restore_rng, seed_rng
 from diffrl.cost.meter import network_evaluations, training_cost
 from diffrl.errors import DiffrlError, GuardStop
@@ -232,7 +232,7 @@ def finish(run: TrainingRun, console: Console) -> None:
         write_before_after(run_dir, rewards[0], last, image, higher, measured)
     except DiffrlError as error:  # a picture is gone, which nobody can draw again
         report(f"before_after.png was left out. {error}")
-    steps = [step_of(path) for path in newest_first(run_dir / CHECKPOINTS)]
+    steps = checkpoint_steps(run_dir / CHECKPOINTS)
     warning = read_health(run_dir, config.eval.rewards[0].key).warning(steps)
     print_summary(console, summary, run_dir, session.eval_prompts[0], warning)
     for at, names in changes:

@@ -11,7 +11,7 @@ from typing import Any
 
 import torch
 
-from diffrl.checkpoint.files import newest_first, prune_checkpoints, save_checkpoint, step_of
+from diffrl.checkpoint.files import checkpoint_steps, prune_checkpoints, save_checkpoint
 from diffrl.checkpoint.shards import save_shards
 from diffrl.checkpoint.state import optimizer_tensors, rng_state
 from diffrl.config import Config
@@ -212,7 +212,7 @@ class Journal:
         """Delete checkpoints for their age, but neither the newest healthy one nor the best."""
         keep = self.config.run.keep_checkpoints
         if keep is not None:
-            steps, reward = [step_of(path) for path in newest_first(directory)], self.config.eval.rewards[0].key
+            steps, reward = checkpoint_steps(directory), self.config.eval.rewards[0].key
             with suppress(DiffrlError):  # somebody has damaged the metrics: nothing is deleted without knowing
                 prune_checkpoints(directory, keep, read_health(self.run_dir, reward).worth_keeping(steps))
 

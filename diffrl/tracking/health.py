@@ -7,7 +7,7 @@ where there was none, by either of the two around it. Where the guard is off, no
 from __future__ import annotations
 
 import json
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -85,11 +85,16 @@ def read_health(run_dir: Path, reward: str) -> Health:
     Raises:
         DiffrlError: metrics.jsonl cannot be read.
     """
-    rows = {row["iteration"]: row for row in read_metrics(run_dir / METRICS) if type(row.get("iteration")) is int}
-    values = {step: value for step, row in rows.items() if _number(value := row.get(f"held_out/{reward}"))}
-    judged = {step: row for step, row in rows.items() if _number(row.get("sentinel/alarms"))}
-    sign = -1 if reward in lower_is_better(_rewards(run_dir), "eval") else 1
-    return Health(reward, values, sign, {step: _ailment(row) for step, row in judged.items()})
+    lower = reward in lower_is_better(_rewards(run_dir), "eval")
+    return health_of(read_metrics(run_dir / METRICS), reward, lower)
+
+
+def health_of(rows: Iterable[Mapping[str, Any]], reward: str, lower: bool) -> Health:
+    """Return what rows of metrics say; `lower`: less of the reward is better."""
+    by_step = {row["iteration"]: row for row in rows if type(row.get("iteration")) is int}
+    values = {step: value for step, row in by_step.items() if _number(value := row.get(f"held_out/{reward}"))}
+    judged = {step: _ailment(row) for step, row in by_step.items() if _number(row.get("sentinel/alarms"))}
+    return Health(reward, values, -1 if lower else 1, judged)
 
 
 def _ailment(row: Mapping[str, Any]) -> str:

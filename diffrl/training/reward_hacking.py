@@ -26,6 +26,7 @@ from reward_models import RewardBatch, load_reward
 RAW = "reward/"
 HACKED = "Add what falls to rewards, raise objective.kl, or stop earlier."
 COLLAPSED = "Lower train.learning_rate, or raise objective.kl."
+"""What to turn, by what an alarm is called."""
 Metrics = dict[str, float | int]
 
 

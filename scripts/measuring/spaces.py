@@ -49,14 +49,11 @@ class Space:
     knobs: Mapping[str, Mapping[str, str]]
     start: Mapping[str, str]
 
-    def overrides(self, choices: Mapping[str, str]) -> str:
-        """Return the overrides of one choice a knob."""
-        return " ".join(self.knobs[knob][choice] for knob, choice in choices.items())
-
     def settings(self, choices: Mapping[str, str], world: str, regime: str) -> str:
         """Return recipe and overrides of a trial, as `diffrl compare` takes them."""
         name, _, shared = self.preset.partition(" ")
-        parts = [f"{FOLDERS[world]}/{name}.yaml", COMMON, REGIMES[regime], shared, self.overrides(choices)]
+        chosen = [self.knobs[knob][choice] for knob, choice in choices.items()]
+        parts = [f"{FOLDERS[world]}/{name}.yaml", COMMON, REGIMES[regime], shared, *chosen]
         return " ".join(part for part in parts if part)
 
 

@@ -6,7 +6,6 @@ from collections.abc import Sequence
 from datetime import datetime
 from typing import Any
 
-from diffrl.errors import DiffrlError
 from diffrl.gallery.costs import costs_of
 from diffrl.gallery.errors import GalleryError
 from diffrl.gallery.overview import (
@@ -28,7 +27,7 @@ from diffrl.gallery.rows import folded
 from diffrl.gallery.runs import RunSource
 from diffrl.gallery.series import Track, track_of
 from diffrl.gallery.site import Site
-from diffrl.tracking.health import read_health
+from diffrl.tracking.health import AILMENTS, health_of
 from diffrl.trees.record import tree_name
 
 PAIRS, WORST = 12, 5
@@ -76,7 +75,7 @@ def run_values(site: Site, source: RunSource) -> dict[str, Any]:
         "alarms": alarms,
         "log": log,
         "sentinel": sentinel(track),
-        "marks": marks(source, course),
+        "marks": marks(track, course),
         "costs": costs_of(summary, track),
         "where": None if site.links.exported else source.path.resolve(),
         "config": source.read_text("config.yaml"),
@@ -139,14 +138,15 @@ def sentinel(track: Track) -> list[tuple[int, int]]:
     return [(int(iteration), int(alarms)) for iteration, alarms in seen if iteration is not None and alarms]
 
 
-def marks(source: RunSource, course: Progress | None) -> list[tuple[str, int, str]]:
+def marks(track: Track, course: Progress | None) -> list[tuple[str, int, str]]:
     """Return words, iteration and option of the best evaluation, and of the newest healthy one if that is another."""
     if course is None or not course.headline:
         return []
-    try:
-        health = read_health(source.path, course.headline[0].name)
-    except DiffrlError:  # other parts of the page say so
-        return []
+    first = course.headline[0]
+    names = (f"held_out/{first.name}", "sentinel/alarms", *(f"sentinel/{name}" for name in AILMENTS))
+    columns = zip(track.along("iteration"), *map(track.along, names), strict=True)
+    rows = [{"iteration": int(at), **dict(zip(names, rest, strict=True))} for at, *rest in columns if at is not None]
+    health = health_of(rows, first.name, first.lower)
     trained = [step for step in health.values if step]
     best, sound = health.best(trained), health.healthy(trained)
     marked = [] if best is None else [(f"best {health.reward}, {health.values[best]:.3f}", best, "--best")]
