@@ -13,14 +13,19 @@ import shutil
 import sys
 from pathlib import Path
 
-import optuna
 from measuring.spaces import REGIMES, SPACES, Space, read_trials, trials_file
-from optuna.distributions import CategoricalDistribution
-from optuna.trial import TrialState, create_trial
 from rich.console import Console
 
 from diffrl.errors import DiffrlError
 from diffrl.studies.compare import CompareRequest, collect, compare
+
+try:
+    import optuna
+    from optuna.distributions import CategoricalDistribution
+    from optuna.trial import TrialState, create_trial
+except ImportError:
+    print("scripts/tune_methods.py needs optuna. Install it: pip install -e '.[dev]'", file=sys.stderr)
+    sys.exit(2)
 
 SEEDS = (100, 101, 102)
 BUDGET = 20_000
@@ -46,7 +51,7 @@ def main() -> None:
         for method in arguments.method or SPACES:
             tune(method, arguments)
     except DiffrlError as error:
-        sys.exit(str(error))
+        parser.error(str(error))
 
 
 def tune(method: str, arguments: argparse.Namespace) -> None:
