@@ -142,6 +142,15 @@ class RewardHackingGuard(Section):
     patience: int = Field(1, ge=1, le=1_000_000_000, description="Evaluations in a row with an alarm before it acts.")
 
 
+class RecoverySettings(Section):
+    """Where guards.reward_hacking would act, trains on from the newest healthy checkpoint, at a lower rate."""
+
+    times: int = Field(2, ge=1, le=100, description="How often; afterwards guards.reward_hacking.action follows.")
+    rate: float = Field(
+        0.5, ge=1.0e-3, le=1, description="Factor of the learning rate each time, from there to the run's end."
+    )
+
+
 class GuardSettings(Section):
     """What happens when something goes wrong. Every action is reported."""
 
@@ -164,3 +173,19 @@ class GuardSettings(Section):
     kl: KlGuard = KlGuard()
     failed_samples: FailedSamplesGuard = FailedSamplesGuard()
     reward_hacking: RewardHackingGuard = RewardHackingGuard()
+    recover: RecoverySettings | None = Field(
+        None,
+        description="Back to the newest healthy checkpoint when reward_hacking would act. A checkpoint is also written "
+        "before training. null = never.",
+    )
+
+    @model_validator(mode="after")
+    def _watched(self) -> Self:
+        if self.recover is not None and self.reward_hacking.action == "off":
+            raise problems(
+                [
+                    "guards.recover needs guards.reward_hacking, which finds that a run has gone wrong. Got action: "
+                    "off. Set guards.reward_hacking.action: warn, or remove guards.recover."
+                ]
+            )
+        return self

@@ -8,6 +8,7 @@ and its count and the skipped together make the plan.
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from functools import partial
@@ -279,7 +280,7 @@ def make_plan(config: Config, world_size: int = 1, cost_of: Callable[[Config, in
         tree_evaluations=shown,
         velocities={name: groups * count for name, count in per_iteration.items()}
         | {"audit": world_size * audits(iterations) * first.audit},
-        notes=(*notes, *unused_keys(config), *tree_notes(config, shown)),
+        notes=(*notes, *unused_keys(config), *tree_notes(config, shown), *recovery_notes(config)),
     )
 
 
@@ -291,6 +292,20 @@ def tree_notes(config: Config, evaluations: int) -> list[str]:
     return [
         f"Left out: in {config.tree_iterations:,} iterations the first process keeps trees to look at (track.trees). "
         f"It{asked} decodes what is predicted at their nodes, while other processes wait."
+    ]
+
+
+def recovery_notes(config: Config) -> list[str]:
+    """Say how much of the plan's training may be lost, which going back to a healthy checkpoint does not do again."""
+    recover, run = config.guards.recover, config.run
+    if recover is None or run.eval_every is None:
+        return []
+    apart = run.checkpoint_every - math.gcd(run.checkpoint_every, run.eval_every)  # an evaluation from a checkpoint
+    each = config.guards.reward_hacking.patience * run.eval_every + apart
+    lost = min(run.iterations, recover.times * each)
+    return [
+        f"guards.recover may discard the training of up to {lost:,} of the {run.iterations:,} iterations: "
+        f"{recover.times} times up to {each:,}. The plan's sums are of all iterations either way."
     ]
 
 

@@ -89,7 +89,8 @@ def choose_checkpoint(run_dir: Path, config: Config, choice: Choice, report: Cal
         CheckpointError: it has none at all, or what was asked for is damaged.
     """
     if choice in (HEALTHY, NEWEST):
-        wanted = None if choice == NEWEST else _healthy(run_dir, config, report)
+        trained = trained_steps(run_dir)
+        wanted = trained if choice == NEWEST else _healthy(run_dir, config, trained, report)
         newest = latest_checkpoint(run_dir / CHECKPOINTS, report, wanted=wanted)
         if newest is None:
             raise _none_yet(run_dir)
@@ -121,16 +122,20 @@ def place_of(run_dir: Path, step: int | None, key: str) -> Path:
     return places[step]
 
 
-def _healthy(run_dir: Path, config: Config, report: Callable[[str], None]) -> Collection[int] | None:
-    """Return the iterations of the healthy checkpoints, and report why newer ones are passed over; None if unknown."""
-    steps = checkpoint_steps(run_dir / CHECKPOINTS)
+def trained_steps(run_dir: Path) -> list[int]:
+    """Return the iterations of a run's checkpoints, but for one that was written before training (`guards.recover`)."""
+    return [step for step in checkpoint_steps(run_dir / CHECKPOINTS) if step]
+
+
+def _healthy(run_dir: Path, config: Config, steps: Collection[int], report: Callable[[str], None]) -> Collection[int]:
+    """Return which checkpoints are healthy, and report why newer ones are passed over; all of them if none is known."""
     if not steps or not (run_dir / METRICS).is_file():
-        return None
+        return steps
     try:
         health = read_health(run_dir, config.eval.rewards[0].key)
     except DiffrlError as error:
         report(f"Which checkpoints are healthy is not known: {error}")
-        return None
+        return steps
     sound, newest = [step for step in steps if not health.ailment(step)], max(steps)
     if newest in sound:
         return sound
@@ -167,7 +172,7 @@ def best_step(run_dir: Path, config: Config, report: Callable[[str], None]) -> i
         CheckpointError: there are none at all.
         DiffrlError: metrics.jsonl cannot be read.
     """
-    steps = checkpoint_steps(run_dir / CHECKPOINTS)
+    steps = trained_steps(run_dir)
     if not steps:
         raise _none_yet(run_dir)
     health = read_health(run_dir, config.eval.rewards[0].key)

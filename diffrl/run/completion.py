@@ -12,17 +12,19 @@ from typing import Any
 from rich.console import Console
 
 from diffrl import pulse
-from diffrl.checkpoint.files import Checkpoint, checkpoint_steps
-from diffrl.checkpoint.state import restore_optimizer, restore_rng, seed_rng
+from diffrl.checkpoint.files import Checkpoint
+from diffrl.checkpoint.state import restore_rng, seed_rng
 from diffrl.cost.meter import network_evaluations, training_cost
 from diffrl.errors import DiffrlError, GuardStop
 from diffrl.files import discard, write_json
 from diffrl.precision.report import PrecisionReport
 from diffrl.run.callbacks import Callback, Callbacks
+from diffrl.run.checkpoints import trained_steps
 from diffrl.run.directory import REPORT, SUMMARY
 from diffrl.run.execution import TrainingRun, start_line
 from diffrl.run.inputs import MEASURED_WITH
-from diffrl.run.journal import CHECKPOINTS, Journal, random_group
+from diffrl.run.journal import Journal, random_group
+from diffrl.run.recovery import restore_weights
 from diffrl.run.results import Run
 from diffrl.run.status import describe_kept, resume_command
 from diffrl.run.summary import (
@@ -174,11 +176,7 @@ def describe(report: PrecisionReport, draws: bool) -> str:
 def restore(trainer: Trainer, checkpoint: Checkpoint) -> None:
     """Put weights, optimiser, average, generators and counters back, from a checkpoint that `require_fit` let pass."""
     session, tensors, state = trainer.session, checkpoint.tensors, dict(checkpoint.state)
-    session.policy.restore(tensors["policy"])
-    restore_optimizer(session.optimizer, tensors["optimizer"], state.pop("optimizer"))
-    for name, average in trainer.updater.averages.items():
-        if average is not None:
-            average.restore(tensors[name])
+    restore_weights(trainer, checkpoint)
     group = random_group(session.ranks.rank)
     if group in tensors:  # a rank that was not there goes on as it was seeded
         restore_rng(tensors[group], state[group])
@@ -232,8 +230,7 @@ def finish(run: TrainingRun, console: Console) -> None:
         write_before_after(run_dir, rewards[0], last, image, higher, measured)
     except DiffrlError as error:  # a picture is gone, which nobody can draw again
         report(f"before_after.png was left out. {error}")
-    steps = checkpoint_steps(run_dir / CHECKPOINTS)
-    warning = read_health(run_dir, config.eval.rewards[0].key).warning(steps)
+    warning = read_health(run_dir, config.eval.rewards[0].key).warning(trained_steps(run_dir))
     print_summary(console, summary, run_dir, session.eval_prompts[0], warning)
     for at, names in changes:
         report(other_inputs(at, names))

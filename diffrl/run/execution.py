@@ -15,6 +15,7 @@ from diffrl.records import Iteration
 from diffrl.run.callbacks import Callbacks
 from diffrl.run.changes import kept_config
 from diffrl.run.journal import Journal
+from diffrl.run.recovery import go_back
 from diffrl.run.summary import short_name
 from diffrl.terminal.progress import Progress
 from diffrl.terminal.signals import Interruption, StopSignal
@@ -59,10 +60,12 @@ class TrainingRun:
         """
         trainer = self.trainer
         with self.stop.finishing():
-            if trainer.iteration == 0:
+            if trainer.iteration == 0 and self.journal.saved is None:
                 row = {"iteration": 0, **self.evaluate(), "cost/evaluations": 0, "cost/seconds": 0.0}
                 self.journal.metrics(row)
                 self.callbacks.evaluation(0, self._scores(row))
+                if self.config.guards.recover:
+                    self.save()
             stop = self._asked_to_stop()
             self.callbacks.raise_failure()
             if stop:
@@ -125,6 +128,8 @@ class TrainingRun:
             "peak_memory_bytes": trainer.peak_memory(),
             **seconds,
         }
+        if trainer.hacking.alarm is not None and trainer.hacking.recovers:
+            row |= self._recover(row)
         self.journal.metrics(row)
         self.progress.iteration(done.number, metrics["reward/mean"], wall)
         self.callbacks.iteration(done.number, row)
@@ -132,6 +137,28 @@ class TrainingRun:
             self.callbacks.evaluation(done.number, self._scores(row))
         trainer.hacking.check()
         trainer.guard.check_learning()
+
+    def _recover(self, row: Metrics) -> Metrics:
+        """Go back to the newest healthy checkpoint after an evaluation with an alarm, or act as the guard says.
+
+        Args:
+            row: the iteration's metrics.
+
+        Returns:
+            What the row is to say of it.
+        """
+        trainer, hacking = self.trainer, self.trainer.hacking
+        last = trainer.iteration == self.config.run.iterations  # nothing would be trained on from there
+        back = None if last else go_back(trainer, self.journal.run_dir, row)
+        if back is None:
+            hacking.act()
+            return {}
+        left = hacking.recoveries - hacking.state.recoveries
+        trainer.messages.report(
+            f"{hacking.alarm} The run goes on from iteration {back}, the newest healthy checkpoint, at a learning rate "
+            f"of {trainer.updater.learning_rate():.2g}. (guards.recover; {left} left)"
+        )
+        return {"sentinel/back_to": back}
 
     def _write_trees(self, done: Iteration) -> None:
         """Keep the iteration's trees. That one cannot be kept ends nothing: nobody trains on it."""

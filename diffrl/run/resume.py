@@ -192,7 +192,7 @@ class _Learning(_Strict):
 class _State(_Strict):
     """What `Trainer.restore` and its caller read; what else there is, is left alone."""
 
-    iteration: Annotated[int, Field(ge=1)]
+    iteration: Count
     updates: Count
     counts: dict[str, Amount]
     peak_memory_bytes: Count

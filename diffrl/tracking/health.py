@@ -1,7 +1,8 @@
 """Which of a run's checkpoints are healthy, and which is the best: what its held-out evaluations say of them.
 
 An evaluation is ailing when `guards.reward_hacking` raised an alarm at it; a checkpoint is by its own evaluation, or
-where there was none, by either of the two around it. Where the guard is off, nothing speaks against any.
+where there was none, by either of the two around it. Where the guard is off, nothing speaks against any. Where the run
+went back to a healthy checkpoint (`guards.recover`), an evaluation is of weights that no later checkpoint has.
 """
 
 from __future__ import annotations
@@ -32,26 +33,26 @@ class Health:
         values: of it, by the iteration after which it was measured.
         sign: 1 where more is better, else -1.
         ailments: of every evaluation that the guard looked at, by iteration: one of `AILMENTS`, or "" if it is healthy.
+        left: iterations after whose evaluation the run went back.
     """
 
     reward: str
     values: Mapping[int, float]
     sign: int
     ailments: Mapping[int, str]
+    left: Collection[int] = ()
 
     def ailment(self, step: int) -> str:
         """Return what is wrong with an iteration: by its own evaluation, else by those on either side; else empty."""
-        sides = (
-            max((at for at in self.ailments if at <= step), default=None),
-            min((at for at in self.ailments if at >= step), default=None),
-        )
-        return next((ailment for at in sides if at is not None and (ailment := self.ailments[at])), "")
+        before = max((at for at in self.ailments if at <= step), default=None)
+        after = min((at for at in self.ailments if at >= step and not at == step in self.left), default=None)
+        sides = [at for at in (before, after) if at is not None and (at == after or at not in self.left)]
+        return next((ailment for at in sides if (ailment := self.ailments[at])), "")
 
     def best(self, steps: Collection[int]) -> int | None:
         """Return the iteration of the best evaluation among some, of equal ones the earliest; None without any."""
-        return max(
-            sorted(set(steps) & self.values.keys()), key=lambda step: self.sign * self.values[step], default=None
-        )
+        evaluated = sorted(set(steps) & self.values.keys() - set(self.left))
+        return max(evaluated, key=lambda step: self.sign * self.values[step], default=None)
 
     def healthy(self, steps: Collection[int]) -> int | None:
         """Return the newest healthy iteration among some; None if none is."""
@@ -94,7 +95,8 @@ def health_of(rows: Iterable[Mapping[str, Any]], reward: str, lower: bool) -> He
     by_step = {row["iteration"]: row for row in rows if type(row.get("iteration")) is int}
     values = {step: value for step, row in by_step.items() if _number(value := row.get(f"held_out/{reward}"))}
     judged = {step: _ailment(row) for step, row in by_step.items() if _number(row.get("sentinel/alarms"))}
-    return Health(reward, values, -1 if lower else 1, judged)
+    left = {step for step, row in by_step.items() if _number(row.get("sentinel/back_to"))}
+    return Health(reward, values, -1 if lower else 1, judged, left)
 
 
 def _ailment(row: Mapping[str, Any]) -> str:

@@ -89,11 +89,17 @@ class Drawing:
                 if self.weights is not None:
                     self.weights.update()
                 copy.sync_weights(policy)
-            elif not self._loaded:  # resumed between two transfers
+            elif not self._loaded:  # resumed or recovered between two transfers
                 assert self.weights is not None
                 with self.weights.applied():
                     copy.sync_weights(policy)
         self._loaded = True
+
+    def reload(self) -> None:
+        """Let the copy draw with the policy's weights of now, which are not those that it trained to."""
+        if self.weights is not None:
+            self.weights.update()
+        self._loaded = False
 
     def in_place(self) -> AbstractContextManager[None]:
         """Let what draws be the adapter's transformer until the block ends."""

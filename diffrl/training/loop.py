@@ -68,8 +68,11 @@ class Trainer:
             clock=self.clock,
             writes=bool(writes),
         )
-        hacking = self.config.guards.reward_hacking
-        self.hacking = RewardHackingMonitor(hacking, session.eval_scorers, self.ranks, messages.report)
+        guards = self.config.guards
+        times = guards.recover.times if guards.recover else 0
+        self.hacking = RewardHackingMonitor(
+            guards.reward_hacking, session.eval_scorers, self.ranks, messages.report, times
+        )
         self.iteration = 0
         self._counts_before: dict[str, float] = {}
         self._peak_before = 0
@@ -227,3 +230,11 @@ class Trainer:
         self.updater.on_policy_error = state["on_policy_error"]
         self.sampling.drawing.watch = FidelityWatch(**state["fidelity"])
         self.hacking.state = MonitorState(**state["sentinel"])
+        self.updater.recoveries = self.hacking.state.recoveries
+
+    def recovered(self) -> None:
+        """Go on with weights of an earlier checkpoint, which the caller has put back, at the rate of a recovery."""
+        self.hacking.state.recoveries += 1
+        self.hacking.state.alarmed = 0
+        self.updater.recoveries = self.hacking.state.recoveries
+        self.sampling.drawing.reload()

@@ -41,6 +41,7 @@ class MonitorState:
         best: of each held-out reward its best evaluation: mean, deviation, samples, and the training rewards' raw means
             at that time.
         alarmed: evaluations in a row with an alarm.
+        recoveries: how often the run has gone back to a healthy checkpoint.
     """
 
     sums: dict[str, float] = field(default_factory=dict)
@@ -48,6 +49,7 @@ class MonitorState:
     first: dict[str, float] = field(default_factory=dict)
     best: dict[str, dict[str, Any]] = field(default_factory=dict)
     alarmed: int = 0
+    recoveries: int = 0
 
     def add(self, values: Mapping[str, float]) -> None:
         """Take in an iteration's numbers; those that are not finite are left out."""
@@ -73,7 +75,9 @@ class RewardHackingMonitor:
         scorers: the held-out rewards.
         ranks: joins the ranks.
         report: tells the user something that all ranks know.
+        recoveries: how often the run may go back to a healthy checkpoint (guards.recover).
         state: what it remembers.
+        alarm: what the last evaluation found, if it is time to act on it; else None.
         verdict: why the run is to stop, once its last row is written; None while it may go on.
     """
 
@@ -81,7 +85,9 @@ class RewardHackingMonitor:
     scorers: Sequence[WeightedScorer]
     ranks: Ranks
     report: Callable[[str], None]
+    recoveries: int = 0
     state: MonitorState = field(default_factory=MonitorState)
+    alarm: str | None = None
     verdict: str | None = None
 
     def __post_init__(self) -> None:
@@ -161,14 +167,25 @@ class RewardHackingMonitor:
             "sentinel/hacked": len(hacked),
             "sentinel/collapsed": len(collapsed),
         }
+        self.alarm = None
         if alarms and self.state.alarmed >= self.settings.patience:
             what, cure = ("reward hacking", HACKED) if hacked else ("a collapse", COLLAPSED)
-            message = f"This looks like {what}: {'; '.join(alarms)}. {cure} (guards.reward_hacking)"
-            if self.settings.action == "stop":
-                self.verdict = f"{message} The run stops; its checkpoints are intact."
-            else:
-                self.report(f"{message} Until it is well again, export takes the newest healthy checkpoint.")
+            self.alarm = f"This looks like {what}: {'; '.join(alarms)}. {cure} (guards.reward_hacking)"
+            if not self.recovers:
+                self.act()
         return metrics
+
+    @property
+    def recovers(self) -> bool:
+        """Whether an alarm is answered by going back to a healthy checkpoint, which is left to the caller."""
+        return self.state.recoveries < self.recoveries
+
+    def act(self) -> None:
+        """Answer an alarm as the guard's action says."""
+        if self.settings.action == "stop":
+            self.verdict = f"{self.alarm} The run stops; its checkpoints are intact."
+        else:
+            self.report(f"{self.alarm} Until it is well again, export takes the newest healthy checkpoint.")
 
     def check(self) -> None:
         """End the run if the last evaluation was bad enough; called when that evaluation is written down.

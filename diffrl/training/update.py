@@ -54,6 +54,7 @@ class Updater:
         self.old = EMA(parameters, 0.0) if self.config.objective.old_policy_is_ema else None
         self.drawing = EMA(parameters, 0.0) if self.config.keeps_drawing_weights else None
         self.updates = 0
+        self.recoveries = 0
         self.on_policy_error: float | None = None
 
     @property
@@ -232,7 +233,8 @@ class Updater:
         t = self.config.train
         total = self.config.run.iterations * t.updates_per_iteration
         factor = learning_rate_factor(self.updates, total, t.schedule, t.warmup_updates, t.final_learning_rate)
-        return t.learning_rate * factor
+        recover = self.config.guards.recover
+        return t.learning_rate * factor * (recover.rate**self.recoveries if recover else 1.0)
 
     def _metrics(self, gradients: Sequence[Gradient], rates: Sequence[float], made: Sequence[bool]) -> Metrics:
         metrics: Metrics = {

@@ -131,6 +131,16 @@ def art_run(pipeline, directory):
     return data
 
 
+def recovering_run(pipeline, directory):
+    """An alarm at the second evaluation; both ranks go back to the weights before training."""
+    data = idle_rank_run(pipeline, directory)
+    alarm = {"sharpness": 1.0000001, "diversity": 0.0, "held_out_drop": 1e9}
+    data["guards"] = {"reward_hacking": alarm, "recover": {"times": 1}}
+    data["run"] |= {"iterations": 3, "eval_every": 2}
+    data["train"]["updates_per_iteration"] = 1
+    return data
+
+
 def two_networks_run(pipeline, directory):
     """Wan 2.2: a rank may need another network than the other, or one of them only."""
     pipeline = directory / "wan22"
@@ -173,6 +183,7 @@ FORESTS = {
     "nodes": nodes_run,
     "art": art_run,
     "grouped": group_run,
+    "recovering": recovering_run,
     "networks": two_networks_run,
 }
 
@@ -197,6 +208,9 @@ def test_runs_of_two_processes_are_those_of_one(forests, name):
             cancels = name in ("tilt", "grouped", "networks") and key == "update/loss"
             # and a pixel that rounds otherwise is 1e-4 of an advantage
             assert row[key] == pytest.approx(other[key], rel=1e-3, abs=1e-5 if cancels else 1e-7), key
+    if name == "recovering":
+        assert [row.get("sentinel/back_to") for row in rows_of(two)] == [None, None, 0, None]
+        torch.testing.assert_close(policy(two, 3), policy(one, 3), rtol=1e-4, atol=5e-6)
     if name == "idle":
         assert [row["groups/zero_spread"] for row in rows_of(one)[1:]] == [1, 1]
 

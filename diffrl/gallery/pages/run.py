@@ -143,7 +143,12 @@ def marks(track: Track, course: Progress | None) -> list[tuple[str, int, str]]:
     if course is None or not course.headline:
         return []
     first = course.headline[0]
-    names = (f"held_out/{first.name}", "sentinel/alarms", *(f"sentinel/{name}" for name in AILMENTS))
+    names = (
+        f"held_out/{first.name}",
+        "sentinel/alarms",
+        "sentinel/back_to",
+        *(f"sentinel/{name}" for name in AILMENTS),
+    )
     columns = zip(track.along("iteration"), *map(track.along, names), strict=True)
     rows = [{"iteration": int(at), **dict(zip(names, rest, strict=True))} for at, *rest in columns if at is not None]
     health = health_of(rows, first.name, first.lower)
