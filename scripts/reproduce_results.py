@@ -121,6 +121,7 @@ def tables() -> dict[str, list[str]]:
     columns = [name for names in OVERVIEW.values() for name in names]
     return {
         "searched-guided-shapes": ["tuned-guided-shapes"],
+        "searched-plain-shapes": ["tuned-plain-shapes"],
         "overview": columns,
         "pools": list(POOLS),
         **{f"budgets-{world}": names for world, names in BUDGETS.items()},

@@ -1,6 +1,7 @@
 """Watches for runs that go wrong: what nobody rewards goes down, while the training reward rises or falls as well.
 
-The first is reward hacking, the second a collapse. Three things are watched at every held-out evaluation: the held-out
+The first is reward hacking, the second a collapse. Runs that do not get anywhere are named too: blind, where the reward
+tells hardly any samples of a prompt apart, and stuck, where no held-out reward has moved. Three things are watched at every held-out evaluation: the held-out
 rewards against the best that they have been, and of the training samples since the evaluation before, their diversity
 within a prompt and their sharpness against the first ones. Every number is in the metrics, alarming or not.
 """
@@ -27,6 +28,10 @@ RAW = "reward/"
 HACKED = "Add what falls to rewards, raise objective.kl, or stop earlier."
 COLLAPSED = "Lower train.learning_rate, or raise objective.kl."
 """What to turn, by what an alarm is called."""
+BLIND = 0.9
+"""Share of groups with equal rewards, or too few scored samples, from which on a run is blind."""
+STUCK = 3
+"""Evaluations in a row within a standard error of the first, from which on it is stuck."""
 Metrics = dict[str, float | int]
 
 
@@ -42,6 +47,9 @@ class MonitorState:
             at that time.
         alarmed: evaluations in a row with an alarm.
         recoveries: how often the run has gone back to a healthy checkpoint.
+        start: of each held-out reward its first evaluation: mean, deviation and samples.
+        unmoved: evaluations in a row in which none was away from there.
+        idle: "blind" or "stuck" if that was the last to be said.
     """
 
     sums: dict[str, float] = field(default_factory=dict)
@@ -50,6 +58,9 @@ class MonitorState:
     best: dict[str, dict[str, Any]] = field(default_factory=dict)
     alarmed: int = 0
     recoveries: int = 0
+    start: dict[str, dict[str, float]] = field(default_factory=dict)
+    unmoved: int = 0
+    idle: str = ""
 
     def add(self, values: Mapping[str, float]) -> None:
         """Take in an iteration's numbers; those that are not finite are left out."""
@@ -122,9 +133,11 @@ class RewardHackingMonitor:
         }
         sums = torch.stack([value.double().nansum() for value in measured.values()])
         counts = torch.stack([value.isfinite().sum().double() for value in measured.values()])
-        means = torch.div(*self.ranks.sum(torch.cat([sums, counts])).chunk(2)).tolist()
-        named = dict(zip(measured, means, strict=True))
-        self.state.add({**named, **{f"{RAW}{name}": value for name, value in rewards.items()}})
+        drawn = torch.tensor([float(len(spread))], dtype=torch.float64)
+        *joined, drew = self.ranks.sum(torch.cat([sums, counts, drawn])).tolist()
+        named = {name: joined[i] / joined[i + 2] if joined[i + 2] else math.nan for i, name in enumerate(measured)}
+        useless = metrics.get("groups/zero_spread", 0) + metrics.get("groups/dropped", 0)
+        self.state.add({**named, **{f"{RAW}{name}": value for name, value in rewards.items()}, "blind": useless / drew})
         return {f"sentinel/{name}": value for name, value in named.items()}
 
     def _diversity_of(self, images: Tensor, groups: Sequence[int], group: int) -> Tensor:
@@ -167,6 +180,11 @@ class RewardHackingMonitor:
             "sentinel/hacked": len(hacked),
             "sentinel/collapsed": len(collapsed),
         }
+        idle, why = ("", "") if alarms else self._idle(evaluation, samples, means)
+        metrics |= {f"sentinel/{name}": int(idle == name) for name in ("blind", "stuck")}
+        if idle and idle != self.state.idle:
+            self.report(f"This run is {idle}: {why} (guards.reward_hacking)")
+        self.state.idle = idle
         self.alarm = None
         if alarms and self.state.alarmed >= self.settings.patience:
             what, cure = ("reward hacking", HACKED) if hacked else ("a collapse", COLLAPSED)
@@ -195,6 +213,34 @@ class RewardHackingMonitor:
         """
         if self.verdict is not None:
             raise GuardStop(self.verdict)
+
+    def _idle(self, evaluation: Evaluation, samples: int, means: Mapping[str, float]) -> tuple[str, str]:
+        """Return "blind" or "stuck" and what says so; both empty for a run that gets anywhere, or is young."""
+        moved: list[str] = []
+        judged = [s.name for s in self.scorers if evaluation.counts.get(s.name, 0) >= max(2, samples / 2)]
+        for name in judged:
+            now = {
+                "mean": evaluation.means[name],
+                "deviation": evaluation.deviations[name],
+                "samples": evaluation.counts[name],
+            }
+            then = self.state.start.setdefault(name, now)
+            error = math.sqrt(sum(one["deviation"] ** 2 / one["samples"] for one in (now, then)))
+            if abs(now["mean"] - then["mean"]) > error:
+                moved.append(name)
+        self.state.unmoved = self.state.unmoved + 1 if means and judged and not moved else 0
+        if means.get("blind", 0.0) >= BLIND:
+            return "blind", (
+                f"since the evaluation before, {means['blind']:.0%} of the groups had equal rewards or too few scores, "
+                "so hardly anything tells a prompt's better images from its worse ones. Look at the rewards (diffrl "
+                "score), draw more samples a prompt, or take prompts that are neither too easy nor too hard."
+            )
+        if self.state.unmoved >= STUCK:
+            return "stuck", (
+                f"at {self.state.unmoved} evaluations in a row {', '.join(judged)} was within a standard error of its "
+                "start. Raise train.learning_rate, lower objective.kl, or raise eval.samples to see smaller changes."
+            )
+        return "", ""
 
     def _change(self, scorer: WeightedScorer, evaluation: Evaluation, means: Mapping[str, float]) -> tuple[float, bool]:
         """Return a held-out reward against its best so far, in standard deviations, <= 0; and whether that is too far.

@@ -374,6 +374,7 @@ GROUPS = {
     "chain-shapes": chain("shapes"),
     "regimes-shapes": regimes("shapes"),
     "tuned-guided-shapes": equally_tuned("shapes", "guided", 20_000, 6),
+    "tuned-plain-shapes": equally_tuned("shapes", "plain", 20_000, 6),
     **{name: pool(price) for name, price in POOLS.items()},
 }
 BUDGETS = {world: [name for name in GROUPS if name.split("-")[0] == world] for world in RATES}

@@ -62,6 +62,7 @@ def answers(group: Group, comparison: Comparison) -> str:
 OVERVIEW = {
     "shapes": ("shapes", "chain-shapes"),
     "words": ("words",),
+    "shapes, all tuned alike": ("tuned-plain-shapes",),
     "shapes, guidance everywhere, all tuned alike": ("tuned-guided-shapes",),
 }
 """Columns of the overview, and the groups that its numbers are from: the first that has a preset."""

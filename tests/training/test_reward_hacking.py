@@ -253,3 +253,38 @@ def test_a_run_that_it_stops_has_written_the_alarm_down(random_sd3, tmp_path):
     rows = rows_of(tmp_path / "run")
     assert rows[-1]["sentinel/alarms"] == 1 and rows[-1]["iteration"] >= 1
     assert "looks like reward hacking" in (tmp_path / "run" / "log.txt").read_text()
+
+
+def train_on(guard, flat):
+    """An iteration of four prompts, of which `flat` have equal rewards."""
+    batch = PromptBatch([Prompt("")] * 4, [0, 1, 2, 3], 0)
+    images = noise(0, 8)
+    rollout = Rollout(batch, chains(torch.arange(4).repeat_interleave(2)), torch.empty(0), torch.empty(0), images, None)
+    table = RewardTable({"raw": torch.full((8,), 0.5)}, {}, torch.empty(0), torch.empty(0), [])
+    return guard.measure(Samples(rollout, table), {"reward/raw": 0.5, "groups/zero_spread": flat, "groups/dropped": 0})
+
+
+def test_a_run_whose_rewards_tell_nothing_apart_is_blind():
+    """Over all iterations since the evaluation before, said once until it sees again, and no reason not to ship it."""
+    guard, said = monitor()
+    seen = [judge(guard, 0.5)]
+    for flat in ((4, 4), (4, 4), (4, 3), (4, 4)):
+        for number in flat:
+            train_on(guard, number)
+        seen.append(judge(guard, 0.5 + 0.1 * len(seen)))
+    assert [row["sentinel/blind"] for row in seen] == [0, 1, 1, 0, 1]
+    assert len(said) == 2 and all("is blind" in line and "100% of the groups" in line for line in said)
+    assert not any(row["sentinel/alarms"] for row in seen)
+
+
+def test_a_run_that_moves_no_held_out_reward_is_stuck():
+    """.1 deviation of 500 samples: a difference has a standard error of .0063. Another reward moving is enough."""
+    guard, said = monitor()
+    seen = []
+    for good, bad in ((0.5, 0.5), (0.506, 0.5), (0.495, 0.505), (0.5, 0.5), (0.5, 0.493), (0.5, 0.5)):
+        seen.append(judge(guard, good, bad)["sentinel/stuck"])
+        train_on(guard, 0)
+    assert seen == [0, 0, 0, 1, 0, 0]
+    assert len(said) == 1 and "at 3 evaluations in a row good, bad" in said[0] and "eval.samples" in said[0]
+    again = MonitorState(**asdict(guard.state))
+    assert again.unmoved == 1 and again.start["good"]["mean"] == 0.5
