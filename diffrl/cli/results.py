@@ -61,18 +61,28 @@ def export(
     ] = "diffusers",
     comfyui: Annotated[bool, typer.Option("--comfyui", help="A LoRA with ComfyUI's keys, too.")] = False,
     peft: Annotated[bool, typer.Option("--peft", help="A LoRA as peft writes it, too.")] = False,
+    push: Annotated[
+        str | None, typer.Option(help="Repository of the Hugging Face Hub, OWNER/NAME, to upload the folder to.")
+    ] = None,
+    private: Annotated[bool, typer.Option("--private", help="If --push makes the repository, for you alone.")] = False,
     step: StepOption = None,
     best: BestOption = False,
     newest: NewestOption = False,
 ) -> None:
     """Write a run's weights in diffusers format, or quantised, with a model card."""
     quiet()
+    from diffrl.export.hub import push as upload
+    from diffrl.export.hub import require_repository
     from diffrl.terminal.watch import watched
 
     chosen = choice(step, best, newest, run)
     if (comfyui or peft) and form != "diffusers":
         option = "--comfyui" if comfyui else "--peft"
         raise ConfigError(f"{option} goes with --format diffusers. Got {form}, which merges the LoRA. Leave one out.")
+    if private and push is None:
+        raise ConfigError("--private goes with --push OWNER/NAME. Got --private alone. Add --push.")
+    if push is not None:
+        require_repository(push)
     with watched(console(), f"exporting {run}", lambda: f"What is in {out} is not whole: remove it and export again."):
         if form == "diffusers":
             from diffrl.export.diffusers import export_run
@@ -84,6 +94,9 @@ def export(
             lines = export_quantised(run, out, form, choice=chosen)
     for line in lines:
         typer.echo(line)
+    if push is not None:
+        with watched(console(), f"uploading to {push}"):
+            typer.echo(upload(out, push, private))
 
 
 @app.command()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -17,6 +18,7 @@ from diffrl.data.prompts import load_prompts
 from diffrl.data.worlds import SOURCES
 from diffrl.errors import ConfigError
 from diffrl.export.comfyui import comfyui_files, require_comfyui
+from diffrl.export.hub import front_matter
 from diffrl.files import follow_umask, require_empty
 from diffrl.models.adapter import EditingAdapter
 from diffrl.models.files import read_object
@@ -106,6 +108,8 @@ def model_card(model: AlignedModel, out: Path, comfyui: Sequence[str] = ()) -> s
     lines, arguments = _stock_call(model)
     return CARD.get_template("card.md.jinja").render(
         config=config,
+        metadata=front_matter(config),
+        picture=_picture(model, out),
         facts=config.model.facts,
         lora=config.model.lora,
         method=_method(config.objective.kind),
@@ -128,6 +132,15 @@ def model_card(model: AlignedModel, out: Path, comfyui: Sequence[str] = ()) -> s
         comfyui=comfyui,
         yaml=(model.run_dir / "config.yaml").read_text(encoding="utf-8").strip(),
     )
+
+
+def _picture(model: AlignedModel, out: Path) -> str | None:
+    """Copy the run's picture of samples before and after beside the card, where it is of these weights; its name."""
+    name = "before_after.png"
+    if model.checkpoint.step != model.config.run.iterations or not (model.run_dir / name).is_file():
+        return None
+    shutil.copyfile(model.run_dir / name, out / name)
+    return name
 
 
 def _stock_call(model: AlignedModel) -> tuple[list[str], str]:

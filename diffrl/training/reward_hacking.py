@@ -1,9 +1,11 @@
 """Watches for runs that go wrong: what nobody rewards goes down, while the training reward rises or falls as well.
 
 The first is reward hacking, the second a collapse. Runs that do not get anywhere are named too: blind, where the reward
-tells hardly any samples of a prompt apart, and stuck, where no held-out reward has moved. Three things are watched at every held-out evaluation: the held-out
-rewards against the best that they have been, and of the training samples since the evaluation before, their diversity
-within a prompt and their sharpness against the first ones. Every number is in the metrics, alarming or not.
+tells hardly any samples of a prompt apart, and stuck, where no held-out reward has moved.
+
+Three things are watched at every held-out evaluation: the held-out rewards against the best that they have been, and of
+the training samples since the evaluation before, their diversity within a prompt and their sharpness against the first
+ones. Every number is in the metrics, alarming or not.
 """
 
 from __future__ import annotations
@@ -133,11 +135,13 @@ class RewardHackingMonitor:
         }
         sums = torch.stack([value.double().nansum() for value in measured.values()])
         counts = torch.stack([value.isfinite().sum().double() for value in measured.values()])
-        drawn = torch.tensor([float(len(spread))], dtype=torch.float64)
-        *joined, drew = self.ranks.sum(torch.cat([sums, counts, drawn])).tolist()
+        groups_here = torch.tensor([float(len(spread))], dtype=torch.float64)
+        *joined, all_groups = self.ranks.sum(torch.cat([sums, counts, groups_here])).tolist()
         named = {name: joined[i] / joined[i + 2] if joined[i + 2] else math.nan for i, name in enumerate(measured)}
         useless = metrics.get("groups/zero_spread", 0) + metrics.get("groups/dropped", 0)
-        self.state.add({**named, **{f"{RAW}{name}": value for name, value in rewards.items()}, "blind": useless / drew})
+        self.state.add(
+            {**named, **{f"{RAW}{name}": value for name, value in rewards.items()}, "blind": useless / all_groups}
+        )
         return {f"sentinel/{name}": value for name, value in named.items()}
 
     def _diversity_of(self, images: Tensor, groups: Sequence[int], group: int) -> Tensor:
