@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from tempfile import TemporaryDirectory
+from typing import Any
 
 from torch import Tensor
 
@@ -101,6 +102,31 @@ def stored(iteration: int, evaluation: Evaluation, rewards: Sequence[Mapping[str
         )
         for i, (prompt, address) in enumerate(zip(evaluation.prompts, evaluation.addresses, strict=True))
     ]
+
+
+def show(trackers: Sequence[Any], samples: Sequence[StoredSample], iteration: int) -> None:
+    """Give TensorBoard and W&B the images that are kept of every evaluation, each under a name of its own.
+
+    So a tracker's slider over steps shows the same prompt and noise. Of a clip it is the middle frame.
+
+    Args:
+        trackers: that have begun, as accelerate wraps them.
+        samples: of the evaluation.
+        iteration: its step.
+    """
+    shown = [one for one in samples if one.picture is not None and one.representative] if trackers else []
+    for number, one in enumerate(shown):
+        image = one.picture if one.picture.ndim == 3 else one.picture[len(one.picture) // 2]
+        array, name = image.permute(1, 2, 0).cpu().numpy(), f"held_out_images/{number:02}"
+        scores = ", ".join(f"{reward} {value:.3f}" for reward, value in one.rewards.items())
+        for tracker in trackers:
+            if tracker.name == "tensorboard":
+                tracker.tracker.add_image(name, array, iteration, dataformats="HWC")
+                tracker.tracker.add_text(name, f"{one.prompt}\n\n{scores}", iteration)
+            elif tracker.name == "wandb":
+                import wandb
+
+                tracker.tracker.log({name: wandb.Image(array, caption=f"{one.prompt} | {scores}")}, step=iteration)
 
 
 def _illustrated(media: Tensor, fps: float) -> bytes:

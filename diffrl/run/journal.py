@@ -20,7 +20,7 @@ from diffrl.errors import DiffrlError, GuardStop, SourceError
 from diffrl.files import read_own, write_json
 from diffrl.records import Credit, Samples
 from diffrl.rollout.tree import sample_paths
-from diffrl.run.held_out import pictured, stored, totals_at_first
+from diffrl.run.held_out import pictured, show, stored, totals_at_first
 from diffrl.tracking.health import read_health
 from diffrl.tracking.index import source_file
 from diffrl.tracking.metrics import MetricsLog
@@ -181,6 +181,7 @@ class Journal:
         if self._writes:
             self.sources(one.metadata for one in every if one.pictured)
             self._store.write(every)
+            show(self._ranks.trackers, every, iteration)
 
     def checkpoint(
         self, iteration: int, session: Session, averages: Mapping[str, EMA | None], state: Mapping[str, Any]

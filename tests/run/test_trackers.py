@@ -2,14 +2,18 @@
 
 import importlib.util
 import json
+from io import BytesIO
 from pathlib import Path
 
+import numpy as np
 import pytest
+from PIL import Image
 from rich.console import Console
 
 from diffrl.config.load import make_config
 from diffrl.errors import ConfigError
 from diffrl.lifecycle import train
+from diffrl.tracking.store import SampleStore
 from diffrl.training.loop import Trainer
 from tests.run.test_resume import Crash, crash_at
 from tests.training.harness import go_on, start
@@ -34,6 +38,45 @@ def test_tensorboard_gets_the_rows_of_metrics_jsonl(run_settings):
         logged = {event.step: event.value for event in board.Scalars(name)}
         assert logged == pytest.approx({row["iteration"]: row[name] for row in rows if name in row}, rel=1e-6)
         assert set(logged) == {1, 2}
+
+
+@pytest.mark.long
+def test_tensorboard_shows_the_same_held_out_samples_at_every_evaluation(run_settings):
+    """Pixel for pixel those of the store, with prompt and scores beside them."""
+    from tensorboard.backend.event_processing.event_accumulator import IMAGES, TENSORS, EventAccumulator
+
+    run_settings["run"] |= {"iterations": 2, "eval_every": 1}
+    run_settings["track"]["tensorboard"] = True
+    run_dir = train(make_config(run_settings), quiet())
+    events = min(run_dir.rglob("events.out.tfevents.*"), key=lambda path: len(path.parts))
+    board = EventAccumulator(str(events.parent), size_guidance={IMAGES: 0, TENSORS: 0})
+    board.Reload()
+    names = board.Tags()["images"]
+    assert len(names) == run_settings["track"]["pictures_per_evaluation"]
+    with SampleStore.open_readonly(run_dir) as store:
+        kept = {(one.iteration, one.prompt): one for one in store.read(stage="eval") if one.file and one.exact}
+    for name in names:
+        logged = board.Images(name)
+        words = [event.tensor_proto.string_val[0].decode() for event in board.Tensors(f"{name}/text_summary")]
+        assert [event.step for event in logged] == [0, 1, 2]
+        for event, text in zip(logged, words, strict=True):
+            image = np.asarray(Image.open(BytesIO(event.encoded_image_string)))
+            one = kept[event.step, text.partition("\n")[0]]
+            assert np.array_equal(image, np.asarray(Image.open(run_dir / one.file)))
+            assert text.startswith(one.prompt) and f"{next(iter(one.rewards.values())):.3f}" in text
+
+
+@pytest.mark.long
+def test_wandb_offline_has_rows_and_images(run_settings, monkeypatch):
+    pytest.importorskip("wandb")
+    monkeypatch.setenv("WANDB_SILENT", "true")
+    run_settings["run"] |= {"iterations": 2, "eval_every": 1}
+    run_settings["track"]["wandb"] = {"project": "p", "mode": "offline"}
+    run_dir = train(make_config(run_settings), quiet())
+    images = list(run_dir.rglob("media/images/held_out_images/*.png"))
+    assert len(images) == 3 * run_settings["track"]["pictures_per_evaluation"]
+    (record,) = run_dir.rglob("*.wandb")
+    assert b"reward/mean" in record.read_bytes()
 
 
 @pytest.mark.long
