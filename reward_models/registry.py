@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any, cast
 from reward_models.common.errors import RewardError
 from reward_models.common.messages import closest, describe, printable, quote
 from reward_models.common.own_modules import import_own
+from reward_models.functions import FunctionReward, kind_of, made_by
 
 if TYPE_CHECKING:
     from reward_models.base import Scorer
@@ -73,7 +74,7 @@ def resolve_scorer(name: str) -> str:
 
 
 def factory_of(name: str) -> Any:
-    """Return the class, or function, behind a reward's name.
+    """Return the class, or function, behind a reward's name; of a function that scores itself, what wraps it.
 
     Raises:
         RewardError: unknown name, or importing its module fails, whatever it raises.
@@ -81,7 +82,8 @@ def factory_of(name: str) -> Any:
     module_name, _, attribute = resolve_scorer(name).partition(":")
     try:
         with nullcontext() if name in SCORERS else _settings_kept(name):
-            return getattr(import_own(module_name), attribute)
+            made = getattr(import_own(module_name), attribute)
+            return made if name in SCORERS or kind_of(made) is None else made_by(made)
     except KeyboardInterrupt:
         raise
     except BaseException as error:  # a stranger's module may raise anything, or be a script that exits
@@ -122,6 +124,8 @@ def load_reward(name: str, **options: Any) -> Scorer:
         raise RewardError(
             f"The reward {name} cannot be made{received}: {describe(error)}. Check its options, and what it needs."
         ) from error
+    if kind_of(made) is not None:
+        return FunctionReward(made)
     lacking = _lacking(made)
     if lacking:
         _refuse_function_that_scores(name, made)
@@ -192,7 +196,7 @@ def check_options(name: str, factory: Any, options: Mapping[str, Any]) -> None:
 
 
 def _refuse_function_that_scores(name: str, function: Any) -> None:
-    """Refuse a reward as other tools have it: a function of the images themselves.
+    """Refuse a function of the images themselves whose form is none that `reward_models.functions` knows.
 
     Raises:
         RewardError: it is one; says how to wrap it.
@@ -205,13 +209,10 @@ def _refuse_function_that_scores(name: str, function: Any) -> None:
     scores_batches = takes == ["batch"] and inspect.isfunction(function)
     if isinstance(function, type) or not (scores_batches or _SCORED & set(takes)):
         return
-    flow_grpo = "flow_grpo" if takes[:2] == ["images", "prompts"] else ""
-    tool = "TRL" if "completions" in takes else flow_grpo
     raise RewardError(
-        f"A reward is a class with `spec`, `__call__(batch)` and `to`, or a function that makes one. {name} scores by "
-        f"itself: it takes {', '.join(takes)}{f', as a function of {tool} does' if tool else ''}. Wrap it in such a "
-        "class, whose `__call__` asks it and returns `output_of_scores(torch.tensor(scores))`: "
-        "docs/rewards.md#functions-of-other-tools has the lines."
+        f"A reward is a function f(images, prompts, metadata=None) or f(prompts, completions, **columns) that returns "
+        f"a number a sample, or a class with `spec`, `__call__(batch)` and `to`. {name} scores by itself, and takes "
+        f"{', '.join(takes)}. Give it one of these forms: docs/rewards.md#functions-of-other-tools."
     )
 
 

@@ -15,7 +15,7 @@ from diffrl.config.rewards import Rewards, RewardSettings
 from diffrl.config.rollout import NoSteps, RolloutSettings
 from diffrl.credit.rules import reward_rule
 from diffrl.functional.steps import least_steps
-from diffrl.functional.tree_counts import origins_per_tree
+from diffrl.functional.tree_counts import origins_per_tree, trained_nodes
 from diffrl.sections import show
 
 
@@ -31,7 +31,12 @@ def _enough_to_train(rollout: RolloutSettings, train: TrainSettings, objective: 
         if rollout.explore is not None:  # the chosen samples may share all but their last step
             origins = min(map(len, branchings))
         counts["the nodes that stochastic steps start from"] = origins * (1 if rollout.explore else rollout.tree.roots)
-    if not counts:
+    if objective.trains_nodes:
+        splits = [step for step in rollout.tree.splits if step in rollout.starts_at(0)]
+        # of chosen samples nothing but what lies at one split is sure
+        nodes = min(1, len(splits)) if rollout.explore else sum(rollout.starts_at(0)[step] for step in splits)
+        counts["the nodes that split and are kept"] = trained_nodes(objective.nodes_kept, nodes)
+    if not counts or min(counts.values()) == 0:  # the latter has a sentence of its own
         return None
     what, examples = min(counts.items(), key=lambda count: count[1])
     if train.updates_per_iteration <= examples:
@@ -125,21 +130,13 @@ def _credit_has_its_tree(rollout: RolloutSettings, credit: CreditSettings) -> st
     return None
 
 
-def _splits_train(
-    rollout: RolloutSettings, train: TrainSettings, credit: CreditSettings, objective: ObjectiveSettings
-) -> str | None:
+def _splits_train(rollout: RolloutSettings, credit: CreditSettings, objective: ObjectiveSettings) -> str | None:
     if not objective.trains_nodes:
         return None
     if not rollout.tree.splits:
         return (
             "rollout.tree.splits must not be empty with objective.kind: tilt, which trains the nodes that split. "
             "Got []. Add splits, such as [0, 2], or choose another objective."
-        )
-    if train.updates_per_iteration != 1:
-        return (
-            "train.updates_per_iteration must be 1 with objective.kind: tilt: its directions hold for the policy that "
-            f"drew the samples, and nothing bounds a second step. Got {train.updates_per_iteration}. Set it to 1; more "
-            "prompts or a higher learning rate use the samples better."
         )
     for key, value, needed in (
         ("credit.reward", credit.reward, "outcome"),
@@ -329,7 +326,7 @@ _CHECKS: tuple[tuple[tuple[str, ...], Callable[..., str | None]], ...] = (
     (("train", "objective"), _groups_train_whole),
     (("rollout", "credit"), _groups_can_be_full),
     (("rollout", "credit"), _credit_has_its_tree),
-    (("rollout", "train", "credit", "objective"), _splits_train),
+    (("rollout", "credit", "objective"), _splits_train),
     (("rollout", "objective"), _enough_nodes),
     (("rollout", "credit", "objective"), _siblings_differ),
     (("rollout", "credit", "objective"), _credit_is_used),

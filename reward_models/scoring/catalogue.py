@@ -14,6 +14,7 @@ from rich.text import Text
 from reward_models.base import EXTRAS, ScorerSpec
 from reward_models.common.errors import RewardError
 from reward_models.contract import check_scorer
+from reward_models.functions import FunctionReward
 from reward_models.registry import SCORERS, factory_of
 from reward_models.scoring.choices import Loaded
 from reward_models.self_test import self_test
@@ -116,6 +117,8 @@ def show_self_test(reward: Loaded, console: Console) -> bool:
 def show_check(reward: Loaded, console: Console) -> bool:
     """Hold a scorer against the contract and print what is wrong; whether all is well."""
     problems = check_scorer(reward.scorer)
+    if isinstance(reward.scorer, FunctionReward):
+        console.print(Text(reward.scorer.spec.description), soft_wrap=True)
     return _verdict("contract", reward, not problems, problems, console)
 
 

@@ -202,6 +202,6 @@ def _commit(repository: str) -> str:
 def _source(factory: Any) -> str | None:
     """Return a digest of the file that a scorer is written in."""
     try:
-        return file_digest(Path(str(inspect.getsourcefile(factory))))
+        return file_digest(Path(str(inspect.getsourcefile(inspect.unwrap(factory)))))
     except (OSError, TypeError):  # of no file
         return None

@@ -208,8 +208,9 @@ BAD = [
      'objective.nodes.by must be one of contrast, direction, random. Got "depth".'),
     ({"objective": TILT | {"nodes": {"by": "random"}}, "credit": {}}, "objective.nodes.keep is missing. Add it"),
     ({"objective": {"kind": "grpo", "nodes": {"keep": 2}}}, "objective.nodes is not a key of kind grpo."),
-    ({"objective": TILT, "credit": {}, "train": {"updates_per_iteration": 2}},
-     "train.updates_per_iteration must be 1 with objective.kind: tilt"),
+    ({"objective": TILT | {"nodes": {"keep": 2}}, "credit": {}, "train": {"updates_per_iteration": 3}},
+     "train.updates_per_iteration must be <= what one prompt has to train on, the nodes that split and are kept. Got "
+     "updates_per_iteration=3, with 2 of them."),
     ({"objective": TILT},
      'credit.reward must be outcome with objective.kind: tilt, which compares finished samples below each split. Got '
      '"fused".'),

@@ -13,7 +13,18 @@ from diffrl.training.loop import Trainer
 from tests.run.test_resume import Crash, assert_same_run, crash_at
 from tests.tiers import daily
 from tests.tolerances import SQUARED
-from tests.training.harness import FOREST, flat, go_on, make_run, make_trainer, settings, start, weights_of
+from tests.training.harness import (
+    FOREST,
+    distance,
+    flat,
+    go_on,
+    make_run,
+    make_trainer,
+    record_gradients,
+    settings,
+    start,
+    weights_of,
+)
 from tests.training.test_on_policy import guidance_in_the_update_only, shifted_density
 
 UNEVEN = FOREST | {"tree": {"roots": 2, "splits": [0, 2], "branches": [3, 2], "correlation": None}}
@@ -165,3 +176,18 @@ def test_a_run_that_goes_on_is_the_run_that_was_not_interrupted(random_sd3, tmp_
             start(data)
     go_on(tmp_path / "b/run")
     assert_same_run(tmp_path / "b/run", straight)
+
+
+def test_updates_share_the_nodes_out(random_sd3, tmp_path):
+    """Where the rate moves nothing, the gradients of four updates of two nodes a prompt are on average that of all."""
+    gradients = {}
+    for updates in (1, 4):
+        train = {"learning_rate": 1e-9, "updates_per_iteration": updates, "max_grad_norm": None}
+        trainer = make_trainer(tilt_data(random_sd3, tmp_path / str(updates), train=train))
+        record_gradients(trainer, gradients.setdefault(updates, []))
+        trained = trainer.iterate().metrics["update/evaluated"]
+        assert trained == 16  # two prompts, two trees of 1 + 3 nodes
+    (whole,) = gradients[1]
+    assert len(gradients[4]) == 4
+    assert distance(sum(gradients[4]) / 4, whole) < 1e-4
+    assert min(distance(part, whole) for part in gradients[4]) > 0.1
