@@ -335,6 +335,18 @@ def equally_tuned(world: str, regime: str, budget: int, seeds: int) -> Group:
     return Group(arms, budget, seeds, questions, evals=1, own_noise=True)
 
 
+def dealt_out(world: str) -> Group:
+    """Return the preset diffrl with its nodes in one update and dealt out to four, on the seeds of `equally_tuned`."""
+    space = SPACES["diffrl"]
+    one = f"{space.settings(space.start, world, 'plain')} {UNSEEN}"
+    arms = {
+        "diffrl, one update": one,
+        "diffrl, four updates": f"{one} train.updates_per_iteration=4 train.learning_rate=1.5e-4",
+    }
+    questions = {"Do more updates pay?": (("diffrl, four updates", "diffrl, one update"),)}
+    return Group(arms, 20_000, 6, questions, evals=1, own_noise=True)
+
+
 PRESETS = {
     "tilt": "tree_tilt",
     "chains, art": "art",
@@ -375,6 +387,7 @@ GROUPS = {
     "regimes-shapes": regimes("shapes"),
     "tuned-guided-shapes": equally_tuned("shapes", "guided", 20_000, 6),
     "tuned-plain-shapes": equally_tuned("shapes", "plain", 20_000, 6),
+    "updates-shapes": dealt_out("shapes"),
     **{name: pool(price) for name, price in POOLS.items()},
 }
 BUDGETS = {world: [name for name in GROUPS if name.split("-")[0] == world] for world in RATES}
