@@ -1,4 +1,4 @@
-"""The zoo of failures: its runs are configurations, its faulty rewards are what they say, its table is of the record."""
+"""The zoo of failures: its runs are configurations, its faulty rewards are what they say, its table is right."""
 
 import failure_zoo as zoo
 import pytest
