@@ -2,8 +2,8 @@
 
     python scripts/failure_zoo.py [--seeds 3] [--jobs 2] [--out zoo]
 
-Each fault is trained on shapes with each cure and seed; the held-out strict score is of the split `tune`. Every run's
-evaluations are kept in docs/measured/failures.jsonl; an interrupted measurement goes on with the runs that it lacks.
+Each fault is trained on shapes with each cure and seed; the held-out strict score is of the split `tune`. Evaluations
+are kept in docs/measured/failures/shapes.jsonl; an interrupted measurement goes on with the runs that it lacks.
 """
 
 import argparse
@@ -18,7 +18,7 @@ import diffrl
 from diffrl.display import markdown_table
 from diffrl.tracking.health import AILMENTS, health_of
 
-RECORD = Path(__file__).parents[1] / "docs" / "measured" / "failures.jsonl"
+RECORD = Path(__file__).parents[1] / "docs" / "measured" / "failures" / "shapes.jsonl"
 RECIPE = "configs/tiny-sd3/diffrl.yaml"
 EVERY = 5
 COMMON = (
@@ -58,6 +58,7 @@ def main() -> None:
     asked = [(f, c, s) for s in range(arguments.seeds) for f in FAULTS for c in CURES if (f, c, s) not in known]
     with ProcessPoolExecutor(arguments.jobs) as pool:
         for done in as_completed([pool.submit(measure, *one, arguments.out) for one in asked]):
+            RECORD.parent.mkdir(parents=True, exist_ok=True)
             with RECORD.open("a", encoding="utf-8") as file:
                 file.write(json.dumps(done.result()) + "\n")
     print(markdown_table(list(rows(read())), left=2))

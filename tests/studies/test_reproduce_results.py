@@ -129,8 +129,8 @@ def test_the_overview_has_every_preset_where_it_was_measured_first(tmp_path, mon
     }
     rows = [line.strip("| ").split(" | ") for line in script.overview(found, {"shapes": 0.53}).splitlines()[2:]]
     assert [row[0] for row in rows] == ["diffrl", "the base with guidance 3, not trained", "chain", "diffusion_nft"]
-    assert rows[0][1] == "0.618 ± 0.033, 5 seeds" and rows[0][3].startswith("0.518 ±") and rows[1][1] == "0.530"
-    assert rows[3][3].startswith("0.618 ±")
+    assert rows[0][1] == "0.618 ± 0.033, 5 seeds" and rows[0][4].startswith("0.518 ±") and rows[1][1] == "0.530"
+    assert rows[3][4].startswith("0.618 ±")
 
 
 def test_a_pool_is_held_to_none_and_to_a_random_choice(tmp_path, monkeypatch):
