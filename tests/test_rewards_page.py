@@ -4,13 +4,14 @@ import importlib.util
 import re
 import sys
 from pathlib import Path
+from types import ModuleType
 
 import pytest
 import torch
 import yaml
 
 from diffrl.config.rewards import RewardSettings
-from reward_models import SCORERS, RewardBatch, check_scorer
+from reward_models import SCORERS, RewardBatch, check_scorer, load_reward
 
 ROOT = Path(__file__).parent.parent
 PAGE = (ROOT / "docs/rewards.md").read_text(encoding="utf-8")
@@ -48,26 +49,15 @@ def test_the_scorer_of_ten_lines_keeps_the_contract(tmp_path, monkeypatch):
     sys.modules.pop("my_module_of_the_page")
 
 
-def test_functions_of_other_tools_wrapped_as_the_page_says_keep_the_contract_and_their_scores():
-    (code,) = [block for block in blocks("python") if "class OfFlowGrpo" in block]
-    given = {}
-
-    def flow(images, prompts, metadata):
-        given["range"] = (float(images.min()), float(images.max()), images.shape)
-        return [float(image[0].mean()) for image in images], {}
-
-    def trl(prompts, completions, **columns):
-        return [image.getpixel((0, 0))[0] / 255 for image in completions]
-
-    names = {"flow": flow, "trl": trl}
-    exec(code.replace("from their_module import", "# from their_module import"), names)
+def test_the_function_of_the_page_is_a_reward(monkeypatch):
+    (code,) = [block for block in blocks("python") if "def redness" in block]
+    module = ModuleType("my_function_of_the_page")
+    exec(code, module.__dict__)
+    monkeypatch.setitem(sys.modules, module.__name__, module)
     media = torch.tensor([0, 51, 255], dtype=torch.uint8).repeat_interleave(3 * 5 * 7).reshape(3, 3, 5, 7)
-    for wrapped in (names["OfFlowGrpo"](), names["OfTrl"]()):
-        scores = wrapped(RewardBatch(media, ["a", "b", "c"])).raw.tolist()
-        assert scores == pytest.approx([0.0, 0.2, 1.0])
-        assert check_scorer(wrapped) == []
-    flow_range = names["OfFlowGrpo"]()(RewardBatch(media, ["a", "b", "c"])) and given["range"]
-    assert flow_range == (0.0, 1.0, (3, 3, 5, 7))
+    scorer = load_reward(f"{module.__name__}:redness", gain=2.0)
+    assert scorer(RewardBatch(media, ["a", "b", "c"])).raw.tolist() == pytest.approx([0.0, 0.4, 2.0])
+    assert check_scorer(scorer) == []
 
 
 def test_the_configuration_is_valid():

@@ -153,7 +153,7 @@ MUTATIONS = [
         "cost/test_plan.py": {"cost.plan:make_plan": ["A * B * C.origins -> B * C.origins"]},
         "checkpoint/test_checkpoint.py": {"checkpoint.files:_verify": ["A and _sha256(B) != C -> False"]},
         "checkpoint/test_state.py": {"checkpoint.state:restore_rng": ["np.random.set_state(A) -> None"]},
-        "run/test_resume.py": {"run.completion:restore": ["average.restore(A) -> None"]},
+        "run/test_resume.py": {"run.recovery:restore_weights": ["average.restore(A) -> None"]},
         "rewards/test_score.py": {"functional.combine:scaled_reward": ["A * (B - C) -> A * B"]},
         "test_statistics.py": {
             "statistics:_student": ["stdtrit(A - 1, B) -> stdtrit(1e9, B)"],

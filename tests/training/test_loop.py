@@ -74,7 +74,8 @@ def test_another_seed_is_another_run(baseline, random_sd3, tmp_path):
 def test_every_pass_and_every_row_is_accounted_for(baseline):
     first, *rest = rows_of(baseline)
     held_out = {f"held_out/{BRIGHTNESS}", f"held_out/{BRIGHTNESS}/top"}
-    watched = {f"sentinel/change/{BRIGHTNESS}", *(f"sentinel/{name}" for name in ("alarms", "hacked", "collapsed"))}
+    names = ("alarms", "hacked", "collapsed", "blind", "stuck")
+    watched = {f"sentinel/change/{BRIGHTNESS}", *(f"sentinel/{name}" for name in names)}
     assert first.keys() == {"iteration", "cost/evaluations"} | held_out | watched
     assert [row["iteration"] for row in rest] == [1, 2]
     assert rest[0]["update/on_policy_error"] < 1e-5 and "update/on_policy_error" not in rest[1]
