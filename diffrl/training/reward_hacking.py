@@ -235,7 +235,7 @@ class RewardHackingMonitor:
         self.state.unmoved = self.state.unmoved + 1 if means and judged and not moved else 0
         if means.get("blind", 0.0) >= BLIND:
             return "blind", (
-                f"since the evaluation before, {means['blind']:.0%} of the groups had equal rewards or too few scores, "
+                f"since the evaluation before, {means['blind']:.0%} of the groups had no spread or too few scores, "
                 "so hardly anything tells a prompt's better images from its worse ones. Look at the rewards (diffrl "
                 "score), draw more samples a prompt, or take prompts that are neither too easy nor too hard."
             )
