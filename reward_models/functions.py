@@ -31,7 +31,8 @@ _ARGUMENTS = {"prompts", "completions", "images", "videos", "metadata"}
 def kind_of(function: Any) -> str | None:
     """Return whose form a function of samples has; None for anything else, a function that makes a scorer among it."""
     parameters = _parameters(function)
-    required = {name for name, p in parameters.items() if p.default is p.empty and p.kind in (0, 1, 3)}
+    named = (inspect.Parameter.POSITIONAL_OR_KEYWORD, inspect.Parameter.KEYWORD_ONLY)
+    required = {name for name, p in parameters.items() if p.default is p.empty and p.kind in named}
     if not (inspect.isfunction(function) or isinstance(function, partial)) or hasattr(function, "spec"):
         return None
     if {"prompts", "completions"} <= required:

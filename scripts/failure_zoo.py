@@ -14,6 +14,8 @@ from collections.abc import Iterator
 from concurrent.futures import ProcessPoolExecutor, as_completed
 from pathlib import Path
 
+from measuring.spaces import read_trials
+
 import diffrl
 from diffrl.display import markdown_table
 from diffrl.tracking.health import AILMENTS, health_of
@@ -53,20 +55,14 @@ def main() -> None:
     parser.add_argument("--jobs", type=int, default=1, help="Runs at once.")
     parser.add_argument("--out", type=Path, default=Path("zoo"), help="Directory of the runs.")
     arguments = parser.parse_args()
-    runs = read()
-    known = {(run["fault"], run["cure"], run["seed"]) for run in runs}
+    known = {(run["fault"], run["cure"], run["seed"]) for run in read_trials(RECORD)}
     asked = [(f, c, s) for s in range(arguments.seeds) for f in FAULTS for c in CURES if (f, c, s) not in known]
     with ProcessPoolExecutor(arguments.jobs) as pool:
         for done in as_completed([pool.submit(measure, *one, arguments.out) for one in asked]):
             RECORD.parent.mkdir(parents=True, exist_ok=True)
             with RECORD.open("a", encoding="utf-8") as file:
                 file.write(json.dumps(done.result()) + "\n")
-    print(markdown_table(list(rows(read())), left=2))
-
-
-def read() -> list[dict]:
-    """Return the runs that were measured."""
-    return [json.loads(line) for line in RECORD.read_text().splitlines()] if RECORD.is_file() else []
+    print(markdown_table(list(rows(read_trials(RECORD))), left=2))
 
 
 def measure(fault: str, cure: str, seed: int, out: Path) -> dict:
@@ -96,9 +92,9 @@ def rows(runs: list[dict]) -> Iterator[dict[str, str]]:
                 "fault": fault if cure == "nothing" else "",
                 "cure": cure,
                 "named": ", ".join(map(first_name, mine)),
-                "last": scores([rows[-1][f"held_out/{REWARD}"] for rows in mine]),
-                "exported": scores([exported(rows) for rows in mine]),
-                "went back": ", ".join(str(sum("sentinel/back_to" in row for row in rows)) for rows in mine),
+                "last": scores([run[-1][f"held_out/{REWARD}"] for run in mine]),
+                "exported": scores([exported(run) for run in mine]),
+                "went back": ", ".join(str(sum("sentinel/back_to" in row for row in run)) for run in mine),
             }
 
 

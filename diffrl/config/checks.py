@@ -32,10 +32,9 @@ def _enough_to_train(rollout: RolloutSettings, train: TrainSettings, objective: 
             origins = min(map(len, branchings))
         counts["the nodes that stochastic steps start from"] = origins * (1 if rollout.explore else rollout.tree.roots)
     if objective.trains_nodes:
-        splits = [step for step in rollout.tree.splits if step in rollout.starts_at(0)]
-        # of chosen samples nothing but what lies at one split is sure
-        nodes = min(1, len(splits)) if rollout.explore else sum(rollout.starts_at(0)[step] for step in splits)
-        counts["the nodes that split and are kept"] = trained_nodes(objective.nodes_kept, nodes)
+        nodes = _split_nodes(rollout)
+        sure = nodes if rollout.explore is None else min(1, nodes)  # what is chosen may all lie below one of them
+        counts["the nodes that split and are kept"] = trained_nodes(objective.nodes_kept, sure)
     if not counts or min(counts.values()) == 0:  # the latter has a sentence of its own
         return None
     what, examples = min(counts.items(), key=lambda count: count[1])
@@ -151,9 +150,14 @@ def _splits_train(rollout: RolloutSettings, credit: CreditSettings, objective: O
     return None
 
 
+def _split_nodes(rollout: RolloutSettings) -> int:
+    """Return a prompt's nodes that split, at all of its trees' splits."""
+    starts = rollout.starts_at(0)
+    return sum(starts[step] for step in rollout.tree.splits)
+
+
 def _enough_nodes(rollout: RolloutSettings, objective: ObjectiveSettings) -> str | None:
-    keep, starts = objective.nodes_kept, rollout.starts_at(0)
-    nodes = sum(starts[step] for step in rollout.tree.splits)
+    keep, nodes = objective.nodes_kept, _split_nodes(rollout)
     if not isinstance(keep, int) or not nodes or keep <= nodes:
         return None
     return (

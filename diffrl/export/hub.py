@@ -28,13 +28,13 @@ def front_matter(config: Config) -> str:
 
     facts, base = config.model.facts, config.model.path
     known = hub_facts(base) or {}
-    licence, details = known.get("licence"), dict[str, Any]()
-    if licence:
-        details["license"] = IDENTIFIERS.get(licence, "other")
-    if details.get("license") == "other":
-        link = f"https://huggingface.co/{base}"
-        details |= {"license_name": re.sub(r"[^a-z0-9.]+", "-", licence.lower()).strip("-"), "license_link": link}
-    details["base_model_relation"] = "finetune" if config.model.lora is None else "adapter"
+    licence, relation = known.get("licence"), "finetune" if config.model.lora is None else "adapter"
+    details: dict[str, Any] = {"base_model_relation": relation}
+    if licence in IDENTIFIERS:
+        details["license"] = IDENTIFIERS[licence]
+    elif licence:
+        name = re.sub(r"[^a-z0-9.]+", "-", licence.lower()).strip("-")
+        details |= {"license": "other", "license_name": name, "license_link": f"https://huggingface.co/{base}"}
     if REPOSITORY.fullmatch(base):  # a path of this machine is no base model that anybody else could look up
         details["base_model"] = base
     task = TASKS[facts.media, facts.edits]

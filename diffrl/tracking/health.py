@@ -45,9 +45,10 @@ class Health:
     def ailment(self, step: int) -> str:
         """Return what is wrong with an iteration: by its own evaluation, else by those on either side; else empty."""
         before = max((at for at in self.ailments if at <= step), default=None)
-        after = min((at for at in self.ailments if at >= step and not at == step in self.left), default=None)
-        sides = [at for at in (before, after) if at is not None and (at == after or at not in self.left)]
-        return next((ailment for at in sides if (ailment := self.ailments[at])), "")
+        after = min((at for at in self.ailments if at > step or (at == step and at not in self.left)), default=None)
+        if before in self.left:  # what lies after it has other weights
+            before = None
+        return next((ailment for at in (before, after) if at is not None and (ailment := self.ailments[at])), "")
 
     def best(self, steps: Collection[int]) -> int | None:
         """Return the iteration of the best evaluation among some, of equal ones the earliest; None without any."""

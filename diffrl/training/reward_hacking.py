@@ -165,9 +165,9 @@ class RewardHackingMonitor:
         hacked: list[str] = []
         collapsed: list[str] = []
         metrics: Metrics = {}
-        for scorer in self.scorers:
-            if evaluation.counts.get(scorer.name, 0) < max(2, samples / 2):  # what is left may be no fair sample
-                continue
+        # of fewer, what is left may be no fair sample
+        judged = [one for one in self.scorers if evaluation.counts.get(one.name, 0) >= max(2, samples / 2)]
+        for scorer in judged:
             change, alarming = self._change(scorer, evaluation, means)
             metrics[f"sentinel/change/{scorer.name}"] = change
             if alarming:
@@ -184,7 +184,8 @@ class RewardHackingMonitor:
             "sentinel/hacked": len(hacked),
             "sentinel/collapsed": len(collapsed),
         }
-        idle, why = ("", "") if alarms else self._idle(evaluation, samples, means)
+        idle, why = self._idle(evaluation, [scorer.name for scorer in judged], means)
+        idle = "" if alarms else idle
         metrics |= {f"sentinel/{name}": int(idle == name) for name in ("blind", "stuck")}
         if idle and idle != self.state.idle:
             self.report(f"This run is {idle}: {why} (guards.reward_hacking)")
@@ -218,20 +219,13 @@ class RewardHackingMonitor:
         if self.verdict is not None:
             raise GuardStop(self.verdict)
 
-    def _idle(self, evaluation: Evaluation, samples: int, means: Mapping[str, float]) -> tuple[str, str]:
+    def _idle(self, evaluation: Evaluation, judged: Sequence[str], means: Mapping[str, float]) -> tuple[str, str]:
         """Return "blind" or "stuck" and what says so; both empty for a run that gets anywhere, or is young."""
-        moved: list[str] = []
-        judged = [s.name for s in self.scorers if evaluation.counts.get(s.name, 0) >= max(2, samples / 2)]
+        moved = False
         for name in judged:
-            now = {
-                "mean": evaluation.means[name],
-                "deviation": evaluation.deviations[name],
-                "samples": evaluation.counts[name],
-            }
+            now = _measured(evaluation, name)
             then = self.state.start.setdefault(name, now)
-            error = math.sqrt(sum(one["deviation"] ** 2 / one["samples"] for one in (now, then)))
-            if abs(now["mean"] - then["mean"]) > error:
-                moved.append(name)
+            moved |= abs(now["mean"] - then["mean"]) > _standard_error(now, then)
         self.state.unmoved = self.state.unmoved + 1 if means and judged and not moved else 0
         if means.get("blind", 0.0) >= BLIND:
             return "blind", (
@@ -252,22 +246,16 @@ class RewardHackingMonitor:
         The unit is the larger deviation of the two evaluations, and the fall must be four standard errors of the
         difference: a pass or fail that begins near 0 has hardly any deviation then.
         """
-        name, best = scorer.name, self.state.best.get(scorer.name)
-        value = evaluation.means[name] if scorer.scorer.spec.higher_is_better else -evaluation.means[name]
+        name, best, now = scorer.name, self.state.best.get(scorer.name), _measured(evaluation, scorer.name)
+        value = now["mean"] if scorer.scorer.spec.higher_is_better else -now["mean"]
         if best is None or value >= best["mean"]:
             raws = {key: mean for key, mean in (means or self.state.first).items() if key.startswith(RAW)}
-            self.state.best[name] = {
-                "mean": value,
-                "deviation": evaluation.deviations[name],
-                "samples": evaluation.counts[name],
-                "rewards": raws or None,  # none before the first iteration: the first iteration's are taken
-            }
+            # no rewards before the first iteration: the first iteration's are taken
+            self.state.best[name] = {**now, "mean": value, "rewards": raws or None}
             return 0.0, False
         fall = best["mean"] - value
-        unit = max(best["deviation"], evaluation.deviations[name]) or fall
-        error = math.sqrt(
-            best["deviation"] ** 2 / best["samples"] + evaluation.deviations[name] ** 2 / evaluation.counts[name]
-        )
+        unit = max(best["deviation"], now["deviation"]) or fall
+        error = _standard_error(best, now)
         return -fall / unit, fall > self.settings.held_out_drop * unit and fall > 4 * error
 
     def _rose(self, scorer: WeightedScorer, means: Mapping[str, float], rewards: Sequence[WeightedScorer]) -> bool:
@@ -286,3 +274,14 @@ class RewardHackingMonitor:
             if ratio > self.settings.sharpness or ratio < 1 / self.settings.sharpness:
                 alarms.append(f"images are {ratio:.2g} times as sharp as at first")
         return alarms
+
+
+def _measured(evaluation: Evaluation, name: str) -> dict[str, float]:
+    """Return a held-out reward's mean, deviation and samples."""
+    means, deviations, counts = evaluation.means, evaluation.deviations, evaluation.counts
+    return {"mean": means[name], "deviation": deviations[name], "samples": counts[name]}
+
+
+def _standard_error(one: Mapping[str, float], other: Mapping[str, float]) -> float:
+    """Return that of the difference of two means, as `_measured` gives them."""
+    return math.sqrt(sum(each["deviation"] ** 2 / each["samples"] for each in (one, other)))
