@@ -22,14 +22,16 @@ TASKS = {
 """By what is drawn, and whether it begins with an image."""
 
 
-def front_matter(config: Config) -> str:
-    """Return the card's metadata, as the hub reads it: base model and its licence, task, tags."""
+def front_matter(config: Config, quantised: bool = False) -> str:
+    """Return a card's metadata, as the hub reads it: base model and its licence, task, tags."""
     from huggingface_hub import ModelCardData
 
     facts, base = config.model.facts, config.model.path
     known = hub_facts(base) or {}
-    licence, relation = known.get("licence"), "finetune" if config.model.lora is None else "adapter"
-    details: dict[str, Any] = {"base_model_relation": relation}
+    relation, form = ("finetune", []) if config.model.lora is None else ("adapter", ["lora"])
+    if quantised:
+        relation, form = "quantized", ["modelopt"]
+    licence, details = known.get("licence"), dict[str, Any](base_model_relation=relation)
     if licence in IDENTIFIERS:
         details["license"] = IDENTIFIERS[licence]
     elif licence:
@@ -38,7 +40,7 @@ def front_matter(config: Config) -> str:
     if REPOSITORY.fullmatch(base):  # a path of this machine is no base model that anybody else could look up
         details["base_model"] = base
     task = TASKS[facts.media, facts.edits]
-    tags = ["diffrl", "reinforcement-learning", *([] if config.model.lora is None else ["lora"])]
+    tags = ["diffrl", "reinforcement-learning", *form]
     return ModelCardData(library_name="diffusers", pipeline_tag=task, tags=tags, **details).to_yaml()
 
 

@@ -17,6 +17,7 @@ from torch import nn
 
 from diffrl.data.prompts import load_prompts
 from diffrl.errors import ConfigError
+from diffrl.export.hub import front_matter
 from diffrl.files import follow_umask, require_empty, write_json
 from diffrl.models.encodings import PromptEncodings
 from diffrl.models.loading import DTYPES, choose_device
@@ -39,9 +40,7 @@ E2M1 = {"num_bits": (2, 1), "block_sizes": {-1: 16, "type": "dynamic", "scale_bi
 FORMATS: Mapping[str, tuple[Mapping[str, Any], int]] = {"modelopt-fp8": (E4M3, 16), "modelopt-nvfp4": (E2M1, 16)}
 """Quantisers, as in modelopt's FP8_DEFAULT and NVFP4_DEFAULT, and what sizes must be multiples of."""
 CARD = """---
-library_name: diffusers
-tags: [diffrl, reinforcement-learning, modelopt]
-base_model: {base}
+{metadata}
 ---
 
 # {name}, {form}
@@ -168,6 +167,7 @@ def _write(model: AlignedModel, quantised: nn.Module, out: Path) -> None:
 def _card(model: AlignedModel, out: Path, form: str, prompts: int, count: int, kept: int) -> str:
     config = model.config
     return CARD.format(
+        metadata=front_matter(config, quantised=True),
         name=config.run.name,
         base=config.model.path,
         form=form,

@@ -124,6 +124,12 @@ def test_the_cards_metadata(recipe, overrides, expected):
     assert {name: data.get(name) for name in expected} == expected and data.library_name == "diffusers"
 
 
+def test_a_quantised_exports_metadata():
+    text = front_matter(load_config(ROOT / "configs/flux/flow_grpo.yaml"), quantised=True)
+    data = ModelCard(f"---\n{text}\n---\n").data
+    assert data.base_model_relation == "quantized" and data.tags[-1] == "modelopt" and data.license == "other"
+
+
 def test_what_cannot_be_pushed_to_is_refused():
     with pytest.raises(ConfigError, match="OWNER/NAME"):
         require_repository("aligned")
