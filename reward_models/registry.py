@@ -36,6 +36,7 @@ SCORERS: Mapping[str, str] = {
     "moving_shapes_strict": "reward_models.videos.moving_shapes:StrictMovingShapesScorer",
     "ocr": "reward_models.text.ocr:OcrScorer",
     "ocr_exact": "reward_models.text.ocr:ExactOcrScorer",
+    "open_nsfw": "reward_models.images.open_nsfw:OpenNsfwScorer",
     "pickscore": "reward_models.images.pickscore:PickScorer",
     "preservation": "reward_models.images.edits:PreservationScorer",
     "remote": "reward_models.serving.remote:RemoteScorer",

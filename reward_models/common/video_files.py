@@ -15,6 +15,18 @@ UNKNOWN_BYTES = 64 * 2**20
 """What a video is taken to need, decoded, where its header does not say."""
 
 
+def frame_rows(count: int, frames: int) -> list[int]:
+    """Return which of `count` frames are scored: `frames` of them, evenly spaced from the first to the last.
+
+    Row k of n = min(count, frames) is k (count - 1) / (n - 1), rounded to the nearest and halves up; for n = 1 it is
+    the middle frame, the earlier one of two. With frames >= count it is every frame once.
+    """
+    n = min(count, frames)
+    if n < 2:
+        return [(count - 1) // 2] * n
+    return [(2 * k * (count - 1) + (n - 1)) // (2 * (n - 1)) for k in range(n)]
+
+
 def read_video(path: Path) -> tuple[list[np.ndarray[Any, Any]], float]:
     """Read all frames of a video, turned as its display matrix says.
 

@@ -11,20 +11,9 @@ import torch
 
 from reward_models.base import RewardBatch, RewardOutput, Scorer, ScorerSpec, output_of_rows
 from reward_models.common.errors import RewardError
+from reward_models.common.video_files import frame_rows
 from reward_models.registry import load_reward
 from reward_models.self_test import FRAMES, Contrast, Sample, contrasts_of
-
-
-def frame_rows(count: int, frames: int) -> list[int]:
-    """Return which of `count` frames are scored: `frames` of them, evenly spaced from the first to the last.
-
-    Row k of n = min(count, frames) is k (count - 1) / (n - 1), rounded to the nearest and halves up; for n = 1 it is
-    the middle frame, the earlier one of two. With frames >= count it is every frame once.
-    """
-    n = min(count, frames)
-    if n < 2:
-        return [(count - 1) // 2] * n
-    return [(2 * k * (count - 1) + (n - 1)) // (2 * (n - 1)) for k in range(n)]
 
 
 class VideoMeanScorer:

@@ -33,7 +33,7 @@ def test_scorer_keeps_to_the_contract(name, tmp_path):
     assert check_scorer(scorer, METADATA.get(name)) == []
 
 
-JUDGED_OR_SLOW = ("remote", "ocr", "vlm_judge")
+JUDGED_OR_SLOW = ("remote", "ocr", "open_nsfw", "vlm_judge")
 WEIGHTLESS = [name for name in sorted(SCORERS) if not factory_of(name).spec.weights and name not in JUDGED_OR_SLOW]
 
 

@@ -66,6 +66,7 @@ def load_geneval(name: str, folder: Path, **options) -> Scorer:
 TINY: dict[str, Callable[[Path], Scorer]] = {
     "ocr": lambda folder: load_reward("ocr", threads=1),
     "ocr_exact": lambda folder: load_reward("ocr_exact", threads=1, detect=False),
+    "open_nsfw": lambda folder: load_reward("open_nsfw", threads=1),
     "video_mean": lambda folder: load_reward("video_mean", reward="shapes", frames=3),
     "geneval": lambda folder: load_geneval("geneval", folder),
     "geneval_strict": lambda folder: load_geneval("geneval_strict", folder),

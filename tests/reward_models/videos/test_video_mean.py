@@ -7,8 +7,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from reward_models import RewardBatch, RewardError, load_reward
+from reward_models.common.video_files import frame_rows
 from reward_models.self_test import clip, drawing, noise, self_test
-from reward_models.videos.video_mean import frame_rows
 
 
 @given(st.integers(1, 200), st.integers(1, 40))
