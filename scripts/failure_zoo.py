@@ -12,13 +12,16 @@ import shutil
 import statistics
 from collections.abc import Iterator
 from concurrent.futures import ProcessPoolExecutor, as_completed
+from contextlib import suppress
 from pathlib import Path
 
 from measuring.spaces import read_trials
 
 import diffrl
 from diffrl.display import markdown_table
-from diffrl.tracking.health import AILMENTS, health_of
+from diffrl.errors import GuardStop
+from diffrl.tracking.health import AILMENTS, METRICS, health_of
+from diffrl.tracking.metrics import read_metrics
 
 RECORD = Path(__file__).parents[1] / "docs" / "measured" / "failures" / "shapes.jsonl"
 RECIPE = "configs/tiny-sd3/diffrl.yaml"
@@ -70,9 +73,15 @@ def measure(fault: str, cure: str, seed: int, out: Path) -> dict:
     name = f"{list(FAULTS).index(fault)}-{list(CURES).index(cure)}-{seed}"
     shutil.rmtree(out / name, ignore_errors=True)
     overrides = [*COMMON, *FAULTS[fault], *CURES[cure], f"run.seed={seed}", f"run.dir={out}", f"run.name={name}"]
-    run = diffrl.train(diffrl.load_config(RECIPE, overrides), quiet=True)
+    with suppress(GuardStop):  # a run that ends itself has written down why
+        diffrl.train(diffrl.load_config(RECIPE, overrides), quiet=True)
+    return record(fault, cure, seed, out / name)
+
+
+def record(fault: str, cure: str, seed: int, run: Path) -> dict:
+    """Return what the evaluations of a run say."""
     kept = {"iteration", f"held_out/{REWARD}", "sentinel/alarms", "sentinel/back_to", *(f"sentinel/{n}" for n in NAMES)}
-    evaluations = [row for row in run.metrics() if row.get(f"held_out/{REWARD}") is not None]
+    evaluations = [row for row in read_metrics(run / METRICS) if row.get(f"held_out/{REWARD}") is not None]
     return {
         "fault": fault,
         "cure": cure,

@@ -8,7 +8,7 @@ from typing import Any
 
 from diffrl.config.credit import CreditSettings
 from diffrl.config.explore import SOL_RL
-from diffrl.config.method import TrainSettings
+from diffrl.config.method import GuardSettings, TrainSettings
 from diffrl.config.objective import ObjectiveSettings
 from diffrl.config.phases import phases
 from diffrl.config.rewards import Rewards, RewardSettings
@@ -324,6 +324,16 @@ def _some_reward_counts(run: Any, rewards: Rewards) -> str | None:
     return None
 
 
+def _safety_is_measured(settings: Any, guards: GuardSettings) -> str | None:
+    names = [reward.key for reward in settings.rewards]
+    if guards.safety is None or guards.safety.reward in names:
+        return None
+    return (
+        f"guards.safety.reward must be one of eval.rewards. Got {show(guards.safety.reward)}; eval.rewards has "
+        f"{', '.join(names)}. Add it there."
+    )
+
+
 _CHECKS: tuple[tuple[tuple[str, ...], Callable[..., str | None]], ...] = (
     (("rollout", "objective"), _something_stochastic),
     (("rollout", "train", "objective"), _enough_to_train),
@@ -345,6 +355,7 @@ _CHECKS: tuple[tuple[tuple[str, ...], Callable[..., str | None]], ...] = (
     (("rollout", "objective"), _visits_are_of_chains),
     (("model", "rollout"), _layers_are_published),
     (("run", "train"), _warmup_ends),
+    (("eval", "guards"), _safety_is_measured),
 )
 
 

@@ -6,7 +6,7 @@ from typing import Annotated, Literal, Self
 
 from pydantic import Field, model_validator
 
-from diffrl.sections import MOST_ITERATIONS, MOST_SAMPLES, Section, problems, show
+from diffrl.sections import LONGEST_TEXT, MOST_ITERATIONS, MOST_SAMPLES, Section, problems, show
 
 
 class EmaSettings(Section):
@@ -142,6 +142,22 @@ class RewardHackingGuard(Section):
     patience: int = Field(1, ge=1, le=1_000_000_000, description="Evaluations in a row with an alarm before it acts.")
 
 
+class SafetySettings(Section):
+    """Watches held-out images for what must not be in them; guards.reward_hacking says what an alarm does."""
+
+    reward: str = Field(
+        "open_nsfw", min_length=1, max_length=LONGEST_TEXT, description="What judges them: one of eval.rewards."
+    )
+    limit: float = Field(
+        0.8,
+        ge=-1.0e9,
+        le=1.0e9,
+        description="Score from which on an image is unsafe: upwards where less of the reward is better, else "
+        "downwards. An image without a score counts as unsafe.",
+    )
+    share: float = Field(0.0, ge=0, lt=1, description="Alarm when more than this share of an evaluation is unsafe.")
+
+
 class RecoverySettings(Section):
     """Where guards.reward_hacking would act, trains on from the newest healthy checkpoint, at a lower rate."""
 
@@ -173,6 +189,9 @@ class GuardSettings(Section):
     kl: KlGuard = KlGuard()
     failed_samples: FailedSamplesGuard = FailedSamplesGuard()
     reward_hacking: RewardHackingGuard = RewardHackingGuard()
+    safety: SafetySettings | None = Field(
+        None, description="Alarm at unsafe held-out images, whose checkpoint is then not healthy. null = nobody looks."
+    )
     recover: RecoverySettings | None = Field(
         None,
         description="Back to the newest healthy checkpoint when reward_hacking would act. A checkpoint is also written "
@@ -181,11 +200,13 @@ class GuardSettings(Section):
 
     @model_validator(mode="after")
     def _watched(self) -> Self:
-        if self.recover is not None and self.reward_hacking.action == "off":
+        idle = [f"guards.{name}" for name in ("safety", "recover") if getattr(self, name) is not None]
+        if idle and self.reward_hacking.action == "off":
             raise problems(
                 [
-                    "guards.recover needs guards.reward_hacking, which finds that a run has gone wrong. Got action: "
-                    "off. Set guards.reward_hacking.action: warn, or remove guards.recover."
+                    f"{name} needs guards.reward_hacking, which looks at evaluations and acts. Got action: off. Set "
+                    f"guards.reward_hacking.action: warn, or remove {name}."
+                    for name in idle
                 ]
             )
         return self

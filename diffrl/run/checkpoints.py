@@ -144,13 +144,13 @@ def _healthy(run_dir: Path, config: Config, steps: Collection[int], report: Call
     if not sound:
         raise ConfigError(
             f"A checkpoint of {run_dir} must be healthy to be taken unnamed, and none of {listed(steps)} is. {reason} "
-            f"Compare {_picture(run_dir, 0)} with {_picture(run_dir, newest)}. {others}"
+            f"Compare {first_image(run_dir, 0)} with {first_image(run_dir, newest)}. {others}"
         )
     report(f"{reason} Taken: iteration {max(sound)}, the newest healthy one. {others}")
     return sound
 
 
-def _picture(run_dir: Path, iteration: int) -> Path:
+def first_image(run_dir: Path, iteration: int) -> Path:
     """Return where the first image of an evaluation up to an iteration is, or the samples where none was kept."""
     for folder in sorted((run_dir / "samples").glob("eval-*"), reverse=True):
         number = folder.name.removeprefix("eval-")

@@ -14,6 +14,7 @@ from diffrl.errors import DiffrlError, SourceError
 from diffrl.records import Iteration
 from diffrl.run.callbacks import Callbacks
 from diffrl.run.changes import kept_config
+from diffrl.run.checkpoints import first_image
 from diffrl.run.journal import Journal
 from diffrl.run.recovery import go_back
 from diffrl.run.summary import short_name
@@ -128,8 +129,8 @@ class TrainingRun:
             "peak_memory_bytes": trainer.peak_memory(),
             **seconds,
         }
-        if trainer.hacking.alarm is not None and trainer.hacking.recovers:
-            row |= self._recover(row)
+        if trainer.hacking.alarm is not None:
+            row |= self._answer(row)
         self.journal.metrics(row)
         self.progress.iteration(done.number, metrics["reward/mean"], wall)
         self.callbacks.iteration(done.number, row)
@@ -138,7 +139,7 @@ class TrainingRun:
         trainer.hacking.check()
         trainer.guard.check_learning()
 
-    def _recover(self, row: Metrics) -> Metrics:
+    def _answer(self, row: Metrics) -> Metrics:
         """Go back to the newest healthy checkpoint after an evaluation with an alarm, or act as the guard says.
 
         Args:
@@ -148,8 +149,12 @@ class TrainingRun:
             What the row is to say of it.
         """
         trainer, hacking = self.trainer, self.trainer.hacking
+        if self.config.track.pictures_per_evaluation:
+            run = self.journal.run_dir
+            before, now = (first_image(run, at).relative_to(run) for at in (0, trainer.iteration))
+            hacking.alarm = f"{hacking.alarm} Compare the run's {before} with {now}."
         last = trainer.iteration == self.config.run.iterations  # nothing would be trained on from there
-        back = None if last else go_back(trainer, self.journal.run_dir, row)
+        back = go_back(trainer, self.journal.run_dir, row) if hacking.recovers and not last else None
         if back is None:
             hacking.act()
             return {}

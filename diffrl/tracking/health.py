@@ -20,7 +20,7 @@ from diffrl.tracking.rewards import REWARDS, lower_is_better
 METRICS = "metrics.jsonl"
 MOST = 1e300
 """No number of a run; a damaged file may hold integers beyond all floats."""
-AILMENTS = ("hacked", "collapsed")
+AILMENTS = ("unsafe", "hacked", "collapsed")
 """What an alarm is called: sentinel/NAME in the metrics is how many of an evaluation's alarms are of it."""
 
 

@@ -71,7 +71,7 @@ class Trainer:
         guards = self.config.guards
         times = guards.recover.times if guards.recover else 0
         self.hacking = RewardHackingMonitor(
-            guards.reward_hacking, session.eval_scorers, self.ranks, messages.report, times
+            guards.reward_hacking, session.eval_scorers, self.ranks, messages.report, times, guards.safety
         )
         self.iteration = 0
         self._counts_before: dict[str, float] = {}

@@ -1,7 +1,8 @@
 """Watches for runs that go wrong: what nobody rewards goes down, while the training reward rises or falls as well.
 
-The first is reward hacking, the second a collapse. Runs that do not get anywhere are named too: blind, where the reward
-tells hardly any samples of a prompt apart, and stuck, where no held-out reward has moved.
+The first is reward hacking, the second a collapse. With `guards.safety` unsafe held-out images are an alarm, too. Runs
+that do not get anywhere are named: blind, where the reward tells hardly any samples of a prompt apart, and stuck, where
+no held-out reward has moved.
 
 Three things are watched at every held-out evaluation: the held-out rewards against the best that they have been, and of
 the training samples since the evaluation before, their diversity within a prompt and their sharpness against the first
@@ -18,7 +19,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from diffrl.config.method import RewardHackingGuard
+from diffrl.config.method import RewardHackingGuard, SafetySettings
 from diffrl.distributed.ranks import Ranks
 from diffrl.errors import GuardStop
 from diffrl.records import Samples
@@ -27,9 +28,13 @@ from diffrl.training.evaluate import Evaluation
 from reward_models import RewardBatch, load_reward
 
 RAW = "reward/"
-HACKED = "Add what falls to rewards, raise objective.kl, or stop earlier."
-COLLAPSED = "Lower train.learning_rate, or raise objective.kl."
-"""What to turn, by what an alarm is called."""
+HELD_OUT = "held_out/"
+CURES = {
+    "unsafe": ("unsafe images", "Give the reward that finds them a weight in rewards, filter the prompts, or stop."),
+    "hacked": ("reward hacking", "Add what falls to rewards, raise objective.kl, or stop earlier."),
+    "collapsed": ("a collapse", "Lower train.learning_rate, or raise objective.kl."),
+}
+"""Of what an alarm is called, what it says, and what to turn."""
 BLIND = 0.9
 """Share of groups with equal rewards, or too few scored samples, from which on a run is blind."""
 STUCK = 3
@@ -45,8 +50,8 @@ class MonitorState:
         sums: of the training rewards' means, raw, and of diversity and sharpness, since the last evaluation.
         counts: how many iterations each was added up over.
         first: the first iteration's values of the same.
-        best: of each held-out reward its best evaluation: mean, deviation, samples, and the training rewards' raw means
-            at that time.
+        best: of each held-out reward its best evaluation: mean, deviation, samples, and the rewards' raw means at that
+            time, of training ("reward/NAME") and of held-out samples ("held_out/NAME").
         alarmed: evaluations in a row with an alarm.
         recoveries: how often the run has gone back to a healthy checkpoint.
         start: of each held-out reward its first evaluation: mean, deviation and samples.
@@ -89,6 +94,7 @@ class RewardHackingMonitor:
         ranks: joins the ranks.
         report: tells the user something that all ranks know.
         recoveries: how often the run may go back to a healthy checkpoint (guards.recover).
+        safety: guards.safety.
         state: what it remembers.
         alarm: what the last evaluation found, if it is time to act on it; else None.
         verdict: why the run is to stop, once its last row is written; None while it may go on.
@@ -99,6 +105,7 @@ class RewardHackingMonitor:
     ranks: Ranks
     report: Callable[[str], None]
     recoveries: int = 0
+    safety: SafetySettings | None = None
     state: MonitorState = field(default_factory=MonitorState)
     alarm: str | None = None
     verdict: str | None = None
@@ -162,9 +169,9 @@ class RewardHackingMonitor:
         if not self.on:
             return {}
         means = self.state.take()
+        unsafe, metrics = self._unsafe(evaluation)
         hacked: list[str] = []
         collapsed: list[str] = []
-        metrics: Metrics = {}
         # of fewer, what is left may be no fair sample
         judged = [one for one in self.scorers if evaluation.counts.get(one.name, 0) >= max(2, samples / 2)]
         for scorer in judged:
@@ -172,17 +179,17 @@ class RewardHackingMonitor:
             metrics[f"sentinel/change/{scorer.name}"] = change
             if alarming:
                 worse = f"held-out {scorer.name} is {-change:.2f} standard deviations worse than at its best"
-                if self._rose(scorer, means, rewards):
+                if self._rose(scorer, evaluation, means, rewards):
                     hacked.append(f"{worse}, while the training reward is higher than then")
                 else:
                     collapsed.append(f"{worse}, and the training reward is no higher than then")
         (collapsed if collapsed and not hacked else hacked).extend(self._pictures(means))
-        alarms = hacked + collapsed
+        ailments = {"unsafe": unsafe, "hacked": hacked, "collapsed": collapsed}
+        alarms = [alarm for some in ailments.values() for alarm in some]
         self.state.alarmed = self.state.alarmed + 1 if alarms else 0
         metrics |= {
             "sentinel/alarms": len(alarms),
-            "sentinel/hacked": len(hacked),
-            "sentinel/collapsed": len(collapsed),
+            **{f"sentinel/{name}": len(some) for name, some in ailments.items()},
         }
         idle, why = self._idle(evaluation, [scorer.name for scorer in judged], means)
         idle = "" if alarms else idle
@@ -192,10 +199,8 @@ class RewardHackingMonitor:
         self.state.idle = idle
         self.alarm = None
         if alarms and self.state.alarmed >= self.settings.patience:
-            what, cure = ("reward hacking", HACKED) if hacked else ("a collapse", COLLAPSED)
+            what, cure = CURES[next(name for name, some in ailments.items() if some)]
             self.alarm = f"This looks like {what}: {'; '.join(alarms)}. {cure} (guards.reward_hacking)"
-            if not self.recovers:
-                self.act()
         return metrics
 
     @property
@@ -204,7 +209,7 @@ class RewardHackingMonitor:
         return self.state.recoveries < self.recoveries
 
     def act(self) -> None:
-        """Answer an alarm as the guard's action says."""
+        """Answer an alarm as the guard's action says, where the run does not go back."""
         if self.settings.action == "stop":
             self.verdict = f"{self.alarm} The run stops; its checkpoints are intact."
         else:
@@ -218,6 +223,32 @@ class RewardHackingMonitor:
         """
         if self.verdict is not None:
             raise GuardStop(self.verdict)
+
+    def _unsafe(self, evaluation: Evaluation) -> tuple[list[str], Metrics]:
+        """Return the alarm of unsafe held-out images, if there are too many of them, and their share of all ranks'."""
+        if self.safety is None:
+            return [], {}
+        name, limit = self.safety.reward, self.safety.limit
+        judge = next(one for one in self.scorers if one.name == name)
+        sign, side = (-1, "less") if judge.scorer.spec.higher_is_better else (1, "more")
+        risk = sign * evaluation.table.raw[name].double()
+        unsafe = risk.isnan() | (risk >= sign * limit)
+        total, bad, lost = self.ranks.sum(
+            torch.tensor([unsafe.numel(), unsafe.sum(), risk.isnan().sum()], dtype=torch.float64)
+        ).tolist()
+        ranked = [(value, prompt.text) for value, prompt in zip(risk.tolist(), evaluation.prompts, strict=True)]
+        scored = [one for part in self.ranks.gather_objects(ranked) for one in part if not math.isnan(one[0])]
+        share = bad / total
+        metrics: Metrics = {"sentinel/unsafe_share": share}
+        if share <= self.safety.share:
+            return [], metrics
+        worst, prompt = max(scored, default=(math.nan, ""))
+        missing = f", {lost:.0f} of them for want of a score" if lost else ""
+        shown = f"; the worst, {sign * worst:.2g}, is of {prompt!r}" if scored else ""
+        return [
+            f"{bad:.0f} of {total:.0f} held-out images have {name} of {limit:g} or {side}"
+            f"{missing}{shown} (guards.safety)"
+        ], metrics
 
     def _idle(self, evaluation: Evaluation, judged: Sequence[str], means: Mapping[str, float]) -> tuple[str, str]:
         """Return "blind" or "stuck" and what says so; both empty for a run that gets anywhere, or is young."""
@@ -249,20 +280,36 @@ class RewardHackingMonitor:
         name, best, now = scorer.name, self.state.best.get(scorer.name), _measured(evaluation, scorer.name)
         value = now["mean"] if scorer.scorer.spec.higher_is_better else -now["mean"]
         if best is None or value >= best["mean"]:
-            raws = {key: mean for key, mean in (means or self.state.first).items() if key.startswith(RAW)}
-            # no rewards before the first iteration: the first iteration's are taken
-            self.state.best[name] = {**now, "mean": value, "rewards": raws or None}
+            raws = {key: mean for key, mean in means.items() if key.startswith(RAW)}
+            self.state.best[name] = {**now, "mean": value, "rewards": {**raws, **_held_out(evaluation)}}
             return 0.0, False
         fall = best["mean"] - value
         unit = max(best["deviation"], now["deviation"]) or fall
         error = _standard_error(best, now)
         return -fall / unit, fall > self.settings.held_out_drop * unit and fall > 4 * error
 
-    def _rose(self, scorer: WeightedScorer, means: Mapping[str, float], rewards: Sequence[WeightedScorer]) -> bool:
-        """Return whether the training reward is above what it was when the held-out reward was at its best."""
-        then = self.state.best[scorer.name]["rewards"] or self.state.first
-        known = [r for r in rewards if r.weight != 0 and f"{RAW}{r.name}" in means and f"{RAW}{r.name}" in then]
-        return sum(r.weight * (means[f"{RAW}{r.name}"] - then[f"{RAW}{r.name}"]) / r.scale for r in known) > 0
+    def _rose(
+        self,
+        scorer: WeightedScorer,
+        evaluation: Evaluation,
+        means: Mapping[str, float],
+        rewards: Sequence[WeightedScorer],
+    ) -> bool:
+        """Return whether the training reward is above what it was when the held-out reward was at its best.
+
+        A training reward that evaluations measure is compared there: training prompts change, and may be easier now.
+        Before the first iteration there was none: the first iteration's is taken.
+        """
+        then = {**self.state.first, **(self.state.best[scorer.name]["rewards"] or {})}
+        now = {**means, **_held_out(evaluation)}
+        measured = {one.name: one.scorer.spec for one in self.scorers}
+        rise = 0.0
+        for r in rewards:
+            keys = [f"{HELD_OUT}{r.name}"] * (measured.get(r.name) == r.scorer.spec) + [f"{RAW}{r.name}"]
+            key = next((key for key in keys if key in now and key in then), None)
+            if r.weight and key:
+                rise += r.weight * (now[key] - then[key]) / r.scale
+        return rise > 0
 
     def _pictures(self, means: Mapping[str, float]) -> list[str]:
         first, alarms = self.state.first, []
@@ -274,6 +321,10 @@ class RewardHackingMonitor:
             if ratio > self.settings.sharpness or ratio < 1 / self.settings.sharpness:
                 alarms.append(f"images are {ratio:.2g} times as sharp as at first")
         return alarms
+
+
+def _held_out(evaluation: Evaluation) -> dict[str, float]:
+    return {f"{HELD_OUT}{name}": mean for name, mean in evaluation.means.items()}
 
 
 def _measured(evaluation: Evaluation, name: str) -> dict[str, float]:

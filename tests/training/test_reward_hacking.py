@@ -7,12 +7,13 @@ import numpy as np
 import pytest
 import torch
 
-from diffrl.config.method import RewardHackingGuard
+from diffrl.config.method import RewardHackingGuard, SafetySettings
 from diffrl.distributed.ranks import Ranks
 from diffrl.errors import GuardStop
 from diffrl.records import Prompt, PromptBatch, RewardTable, Rollout, Samples
 from diffrl.rewards.score import WeightedScorer
 from diffrl.rollout.tree import chains
+from diffrl.tracking.health import health_of
 from diffrl.training.evaluate import Evaluation
 from diffrl.training.reward_hacking import MonitorState, RewardHackingMonitor
 from tests.training.harness import BRIGHTNESS, GREEN, rows_of, settings, start
@@ -48,6 +49,8 @@ def feed(guard, reward, images=None):
 
 def judge(guard, *args, samples=500, rewards=TRAINING, **options):
     found = guard.compare(evaluation(*args, samples=samples, **options), samples, rewards)
+    if guard.alarm:
+        guard.act()
     guard.check()
     return found
 
@@ -97,6 +100,19 @@ def test_a_falling_held_out_reward_is_hacked_while_training_rises_and_else_colla
         assert metrics["sentinel/alarms"] == metrics[f"sentinel/{name}"] == len(said) == 1
         assert metrics[f"sentinel/{other}"] == 0 and all(word in said[0] for word in words)
         assert "held-out good is 0.30 standard deviations worse" in said[0]
+
+
+@pytest.mark.parametrize(("held_out", "name"), [(0.3, "collapsed"), (0.7, "hacked")])
+def test_a_training_reward_is_compared_on_held_out_prompts_where_they_have_it(held_out, name):
+    """Training prompts that happen to be easier are no rise, and harder ones no fall."""
+    training = [WeightedScorer("good", Brightness())]
+    guard, said = monitor()
+    judge(guard, 0.5, 0.5, rewards=training)
+    guard.state.add({"reward/good": 0.5})
+    judge(guard, 0.5, 0.5, rewards=training)
+    guard.state.add({"reward/good": 0.5 - (held_out - 0.5)})
+    metrics = judge(guard, held_out, 0.6, rewards=training)
+    assert metrics[f"sentinel/{name}"] == metrics["sentinel/alarms"] == 1 + (held_out < 0.5) and len(said) == 1
 
 
 def test_a_reward_that_is_to_be_low_alarms_when_it_rises():
@@ -288,3 +304,43 @@ def test_a_run_that_moves_no_held_out_reward_is_stuck():
     assert len(said) == 1 and "at 3 evaluations in a row good, bad" in said[0] and "eval.samples" in said[0]
     again = MonitorState(**asdict(guard.state))
     assert again.unmoved == 1 and again.start["good"]["mean"] == 0.5
+
+
+def judged_safe(guard, risks, prompts=None):
+    """An evaluation whose images have these risks."""
+    raw = torch.tensor(risks)
+    scored = raw[raw.isfinite()]
+    found = {"bad": raw}
+    prompts = [Prompt(text) for text in (prompts or [f"prompt {n}" for n in range(len(risks))])]
+    table = RewardTable(found, {}, raw, raw.isfinite(), [None] * len(risks))
+    means = {"good": 0.5, "bad": float(scored.mean())}
+    counts = {"good": len(risks), "bad": len(scored)}
+    seen = Evaluation(means, dict.fromkeys(means, 0.1), counts, 0, prompts, [], torch.empty(0), table)
+    metrics = guard.compare(seen, len(risks), TRAINING)
+    if guard.alarm:
+        guard.act()
+    return metrics
+
+
+def test_unsafe_images_are_an_alarm_of_their_own():
+    """By the share of images at or beyond the limit; an image that nobody could look at is not safe."""
+    guard, said = monitor()
+    guard.safety = SafetySettings(reward="bad", limit=0.8, share=0.25)
+    nan = math.nan
+    for risks, share in (([0.1, 0.79, 0.2, 0.8], 0.25), ([0.1, 0.9, 0.2, 0.85], 0.5), ([0.1, nan, 0.2, nan], 0.5)):
+        metrics = judged_safe(guard, risks)
+        assert metrics["sentinel/unsafe_share"] == share
+        assert metrics["sentinel/unsafe"] == metrics["sentinel/alarms"] == int(share > 0.25)
+    assert len(said) == 2 and all("This looks like unsafe images" in line for line in said)
+    assert "2 of 4 held-out images have bad of 0.8 or more; the worst, 0.9, is of 'prompt 1'" in said[0]
+    assert "2 of 4 held-out images have bad of 0.8 or more, 2 of them for want of a score; the worst, 0.2" in said[1]
+    assert health_of([{"iteration": 4, "held_out/bad": 0.9, **metrics}], "bad", True).ailment(4) == "unsafe"
+
+
+def test_a_reward_of_which_more_is_better_is_unsafe_below_its_limit():
+    guard, said = monitor()
+    guard.scorers = [WeightedScorer("bad", Brightness())]
+    guard.safety = SafetySettings(reward="bad", limit=-0.5)
+    assert judged_safe(guard, [-0.4, 0.3])["sentinel/unsafe"] == 0 and not said
+    assert judged_safe(guard, [-0.5, 0.3])["sentinel/unsafe_share"] == 0.5
+    assert "1 of 2 held-out images have bad of -0.5 or less; the worst, -0.5, is of 'prompt 0'" in said[0]
