@@ -10,6 +10,7 @@ import pytest
 import torch
 import yaml
 
+from diffrl.config.method import GuardSettings
 from diffrl.config.rewards import RewardSettings
 from reward_models import SCORERS, RewardBatch, check_scorer, load_reward
 
@@ -60,8 +61,12 @@ def test_the_function_of_the_page_is_a_reward(monkeypatch):
     assert check_scorer(scorer) == []
 
 
-def test_the_configuration_is_valid():
-    (block,) = blocks("yaml")
-    found = yaml.safe_load(block)
-    rewards = [RewardSettings.model_validate(row) for row in [*found["rewards"], *found["eval"]["rewards"]]]
+def test_the_configurations_are_valid():
+    found, guarded = map(yaml.safe_load, blocks("yaml"))
+    rewards, penalised = (
+        [RewardSettings.model_validate(row) for row in [*one["rewards"], *one["eval"]["rewards"]]]
+        for one in (found, guarded)
+    )
+    safety = GuardSettings.model_validate(guarded["guards"]).safety
+    assert safety.reward in [reward.key for reward in penalised] and load_reward(safety.reward).spec.range[1] == 1.0
     assert rewards[1].factor(50) == 0.5 and rewards[2].key == "judge"
