@@ -48,6 +48,15 @@ CURES = {
     "guards.recover": ["guards.recover={times: 3, rate: 0.5}"],
     "pull of 0.5 to the base": ["objective.kl=0.5", "objective.kl_guidance=1.0"],
 }
+TASK = "{name: shapes, weight: 0.5}, {name: shapes_strict, weight: 0.5}"
+MESSAGE = "what the message says"
+SAID = {  # one change that its alarm names; another rate is the run without the fault
+    "colourfulness alone": [f"rewards=[{{name: colourfulness, scale: 50}}, {TASK}]"],
+    "sharpness alone": [f"rewards=[{{name: sharpness, scale: 5000}}, {TASK}]"],
+    "colour-blind judge": [f"rewards=[{{name: 'measuring.faulty:ColourBlind'}}, {TASK}]"],
+    "saturated scorer": [f"rewards=[{{name: 'measuring.faulty:Saturated'}}, {TASK}]"],
+    "two samples of one prompt": ["train.learning_rate=3.0e-5"],
+}
 NAMES = (*AILMENTS, "blind", "stuck")
 
 
@@ -59,7 +68,7 @@ def main() -> None:
     parser.add_argument("--out", type=Path, default=Path("zoo"), help="Directory of the runs.")
     arguments = parser.parse_args()
     known = {(run["fault"], run["cure"], run["seed"]) for run in read_trials(RECORD)}
-    asked = [(f, c, s) for s in range(arguments.seeds) for f in FAULTS for c in CURES if (f, c, s) not in known]
+    asked = [(f, c, s) for s in range(arguments.seeds) for f in FAULTS for c in cures(f) if (f, c, s) not in known]
     with ProcessPoolExecutor(arguments.jobs) as pool:
         for done in as_completed([pool.submit(measure, *one, arguments.out) for one in asked]):
             RECORD.parent.mkdir(parents=True, exist_ok=True)
@@ -68,11 +77,16 @@ def main() -> None:
     print(markdown_table(list(rows(read_trials(RECORD))), left=2))
 
 
+def cures(fault: str) -> dict[str, list[str]]:
+    """Return what is tried against a fault, and the overrides of each."""
+    return CURES | ({MESSAGE: SAID[fault]} if fault in SAID else {})
+
+
 def measure(fault: str, cure: str, seed: int, out: Path) -> dict:
     """Train one run, and return what its evaluations say."""
-    name = f"{list(FAULTS).index(fault)}-{list(CURES).index(cure)}-{seed}"
+    name = f"{list(FAULTS).index(fault)}-{list(cures(fault)).index(cure)}-{seed}"
     shutil.rmtree(out / name, ignore_errors=True)
-    overrides = [*COMMON, *FAULTS[fault], *CURES[cure], f"run.seed={seed}", f"run.dir={out}", f"run.name={name}"]
+    overrides = [*COMMON, *FAULTS[fault], *cures(fault)[cure], f"run.seed={seed}", f"run.dir={out}", f"run.name={name}"]
     with suppress(GuardStop):  # a run that ends itself has written down why
         diffrl.train(diffrl.load_config(RECIPE, overrides), quiet=True)
     return record(fault, cure, seed, out / name)
@@ -93,7 +107,7 @@ def record(fault: str, cure: str, seed: int, run: Path) -> dict:
 def rows(runs: list[dict]) -> Iterator[dict[str, str]]:
     """Yield a row a fault and cure: the first names, and the scores of the end and of what is exported."""
     for fault in FAULTS:
-        for cure in CURES:
+        for cure in cures(fault):
             mine = [run["evaluations"] for run in runs if (run["fault"], run["cure"]) == (fault, cure)]
             if not mine:
                 continue

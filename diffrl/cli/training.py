@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import shlex
+from collections.abc import Iterator, Sequence
 from dataclasses import asdict
 from pathlib import Path
 from typing import Annotated
@@ -135,6 +137,19 @@ def check(
         typer.echo(line)
 
 
+def _fit(config: Path, overrides: Sequence[str], processes: int, gpu: str) -> Iterator[str]:
+    """Yield which keys make a run fit a GPU."""
+    from diffrl.cost.fit import find_fit, fit_lines, override_words
+    from diffrl.cost.gpus import find_gpu
+
+    card = find_gpu(gpu)
+    fit = find_fit(
+        load(config, overrides), lambda keys: load(config, [*overrides, *override_words(keys)]), card, processes
+    )
+    command = shlex.join(["diffrl", "train", str(config), *overrides, *override_words(fit.overrides)])
+    yield from fit_lines(fit, card, command)
+
+
 @app.command()
 def plan(
     config: ConfigArgument,
@@ -146,13 +161,22 @@ def plan(
     utilisation: Annotated[
         float | None, typer.Option(min=0.01, max=1.0, help="Share of the GPU's peak that is reached. Default: 0.4.")
     ] = None,
+    fit: Annotated[
+        str | None, typer.Option(help="Only say which keys make it fit this GPU, such as rtx4090.", metavar="GPU")
+    ] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
 ) -> None:
     """Show what a run will cost: batches, network evaluations, operations, decodes, reward calls, memory, hours.
 
     diffrl plan configs/sd3/flow_grpo.yaml --processes 8 --gpu h100 --gpu a100
+
+    diffrl plan configs/flux/diffrl.yaml --fit rtx4090
     """
     quiet()
+    if fit is not None:
+        for line in _fit(config, overrides or [], processes, fit):
+            typer.echo(line)
+        return
     from diffrl.cost.gpus import find_gpu
     from diffrl.cost.hours import UTILISATION, hours_notes, hours_of, hours_rows
     from diffrl.cost.plan import plan_json, plan_text

@@ -25,7 +25,8 @@ if TYPE_CHECKING:  # a plan needs no tensors
 TRY = "The estimate is rough: guards.memory=warn tries all the same."
 LESS = (
     "Lower rollout.micro_batch, train.micro_batch, rollout.decode_batch or eval.batch, set "
-    f"train.gradient_checkpointing or model.offload, or train a LoRA (model.lora). {TRY}"
+    "train.gradient_checkpointing or model.offload, or train a LoRA (model.lora); diffrl plan CONFIG --fit GPU says "
+    f"which of these suffice. {TRY}"
 )
 LESS_ON_HOST = (
     "Start fewer processes on a machine, offload less (model.offload), put rewards on the GPU (device), or save the "

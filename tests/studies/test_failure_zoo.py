@@ -10,7 +10,7 @@ from reward_models import RewardBatch, load_reward
 
 @pytest.mark.parametrize("fault", zoo.FAULTS)
 def test_every_run_is_a_configuration(fault):
-    for cure in zoo.CURES.values():
+    for cure in zoo.cures(fault).values():
         config = load_config(zoo.RECIPE, [*zoo.COMMON, *zoo.FAULTS[fault], *cure])
         assert config.run.evaluations > 4 and config.eval.rewards[0].key == zoo.REWARD
 
