@@ -160,8 +160,6 @@ def _write_pages(site: Site, draft: Path, far: Callable[[int, int], None]) -> tu
         answer = answered(site, name, query)
         if answer.status >= 400 and not file.endswith(".html"):
             failed.append(file)
-            if file.endswith(".svg"):
-                (draft / file).write_text(MISSING, encoding="utf-8")
             continue
         if isinstance(answer.body, str):
             (draft / file).write_bytes(hidden.places(as_bytes(answer).decode("utf-8")).encode("utf-8"))

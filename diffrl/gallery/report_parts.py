@@ -97,7 +97,7 @@ def figures(track: Track, once: bool = False) -> tuple[list[tuple[Panel, Markup]
         track: metrics of the run.
         once: whether its iterations have one update; see `progress.updates_once`.
     """
-    from diffrl.gallery.plots import IN_PAGE, inline, panels_svg
+    from diffrl.gallery.plots import inline, panel_svg
 
     shown: list[tuple[Panel, Markup]] = []
     constant: list[tuple[Panel, float | None]] = []
@@ -108,7 +108,7 @@ def figures(track: Track, once: bool = False) -> tuple[list[tuple[Panel, Markup]
         if len(values) == 1 and panel.section not in ALWAYS:
             constant.append((panel, values.pop()))
         else:  # matplotlib escapes the texts of an SVG
-            shown.append((panel, Markup(inline(panels_svg([panel], [track], "iteration", look=IN_PAGE), f"f{n}"))))
+            shown.append((panel, Markup(inline(panel_svg(panel, track), f"f{n}"))))
     return shown, unmoved(constant, once)
 
 

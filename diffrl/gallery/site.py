@@ -42,7 +42,6 @@ PAGES: Mapping[str, str] = {
     "trees": "diffrl.gallery.pages.trees:trees",
     "tree": "diffrl.gallery.pages.trees:tree",
     "curves": "diffrl.gallery.pages.curves:curves",
-    "curves.svg": "diffrl.gallery.pages.curves:curves_svg",
     "curves.csv": "diffrl.gallery.pages.curves:curves_csv",
     "report": "diffrl.gallery.pages.report:report",
     "votes": "diffrl.gallery.pages.votes:votes",
@@ -50,7 +49,7 @@ PAGES: Mapping[str, str] = {
     "preferences.parquet": "diffrl.gallery.pages.votes:preferences_parquet",
     "state": "diffrl.gallery.pages.live:state",
 }
-"""Functions (site, query) -> Answer by the name in an address; the server has `vote` and `export` besides."""
+"""Functions (site, query) -> Answer by the name in an address; the server has `vote` besides."""
 
 
 class Site:

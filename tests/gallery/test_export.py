@@ -54,7 +54,9 @@ def plain(site, query):
 
 
 def drawings(site, query):
-    links = [site.links.page(name, run=source.key) for name in ("curves.svg", "curves.csv") for source in site.sources]
+    links = [
+        site.links.page(name, run=source.key) for name in ("curves.csv", "preferences.jsonl") for source in site.sources
+    ]
     return Answer("".join(f'<a href="{link}"></a>' for link in links))
 
 
@@ -199,12 +201,11 @@ def test_where_runs_were_written_to_is_not_told_by_their_configuration(tmp_path)
 
 def test_what_is_no_page_is_never_a_page_about_an_error(small_pages, monkeypatch, tmp_path):
     monkeypatch.setitem(PAGES, "curves.csv", f"{__name__}:broken")
-    monkeypatch.setitem(PAGES, "curves.svg", f"{__name__}:broken")
+    monkeypatch.setitem(PAGES, "preferences.jsonl", f"{__name__}:broken")
     monkeypatch.setitem(PAGES, "home", f"{__name__}:drawings")
     made = make_run(tmp_path / "runs" / "one")
     lines = export_site(find_sources([made]), tmp_path / "site", OPTIONS)
-    assert (tmp_path / "site" / "curves-one.svg").read_text("utf-8").startswith("<svg")
-    assert not (tmp_path / "site" / "curves-one.csv").exists()
+    assert not list((tmp_path / "site").glob("*.csv")) and not list((tmp_path / "site").glob("*.jsonl"))
     assert any(line.startswith("2 files could not be made: ") and "curves-one.csv" in line for line in lines)
 
 

@@ -9,41 +9,30 @@ from concurrent.futures import ThreadPoolExecutor
 import pytest
 from fastapi.testclient import TestClient
 
-from diffrl.gallery import plots
 from diffrl.gallery.app import make_app
 from diffrl.gallery.errors import GalleryError
 from diffrl.gallery.kept import RETRY_AFTER, Kept
+from diffrl.gallery.pages import curves
 from tests.gallery.made import keep_columns, make_run
 from tests.patience import LONG, until
 
 
-@pytest.fixture
-def drawn(monkeypatch):
-    """Titles of what is drawn."""
-    found, real = [], plots.panels_svg
-
-    def panels_svg(panels, *others, title, **options):
-        found.append(title)
-        return real(panels[:1], *others, title=title, **options)
-
-    monkeypatch.setattr(plots, "panels_svg", panels_svg)
-    return found
-
-
-def test_curves_are_drawn_once_for_what_the_runs_have_written(tmp_path, client_of, drawn):
+def test_a_table_is_made_once_for_what_the_runs_have_written(tmp_path, client_of, monkeypatch):
     for name in ("one", "two"):
         keep_columns(make_run(tmp_path / "runs" / name, iterations=2), "held_out/shapes", "update/loss")
+    made, real = [], curves.csv_of
+    monkeypatch.setattr(curves, "csv_of", lambda *arguments: made.append(1) or real(*arguments))
     client = client_of(tmp_path / "runs")
-    first = client.get("/curves.svg?run=one")
-    assert client.get("/curves.svg?run=one&whatever=1").content == first.content and drawn == ["one"]
-    assert client.get("/curves.svg?run=one").headers["content-disposition"] == first.headers["content-disposition"]
-    for query in ("run=two", "run=one&x=seconds", "run=one&panel=loss", "run=one&run=two", "run=two&run=one"):
+    first = client.get("/curves.csv?run=one")
+    assert client.get("/curves.csv?run=one&whatever=1").content == first.content and len(made) == 1
+    assert client.get("/curves.csv?run=one").headers["content-disposition"] == first.headers["content-disposition"]
+    for query in ("run=two", "run=one&panel=loss", "run=one&run=two", "run=two&run=one"):
         for _ in range(2):
-            assert client.get(f"/curves.svg?{query}").content != first.content
-    assert len(drawn) == 6
+            assert client.get(f"/curves.csv?{query}").content != first.content
+    assert len(made) == 5
     with (tmp_path / "runs" / "one" / "metrics.jsonl").open("a") as file:
         file.write(json.dumps({"iteration": 3, "held_out/shapes": 0.9}) + "\n")
-    assert client.get("/curves.svg?run=one").content != first.content and len(drawn) == 7
+    assert client.get("/curves.csv?run=one").content != first.content and len(made) == 6
 
 
 def test_one_is_made_at_a_time_and_those_that_wait_for_the_same_get_it():
@@ -79,7 +68,7 @@ def test_who_comes_late_is_asked_to_come_again_and_other_pages_are_answered(tmp_
     for kept in (site.drawings, site.reports):
         kept.waiting = 0
         kept._making.add("another's")
-    for path in ("/curves.svg", "/report?run=made"):
+    for path in ("/curves.csv", "/report?run=made"):
         answer = client.get(path)
         assert answer.status_code == 503 and answer.headers["retry-after"] == str(RETRY_AFTER)
         assert "in a moment" in answer.text

@@ -1,4 +1,4 @@
-"""The curves of one or many runs: a page, and the same as SVG and CSV."""
+"""The curves of one or many runs: a page, and the same as CSV."""
 
 from __future__ import annotations
 
@@ -19,9 +19,6 @@ from diffrl.gallery.records import Answer
 from diffrl.gallery.runs import RunSource, mark
 from diffrl.gallery.series import Track, track_of
 from diffrl.gallery.site import Site
-
-DRAWN = 4
-"""Runs up to which an exported site has each panel as a file of its own; of more it has all panels in one."""
 
 
 def curves(site: Site, query: Query) -> Answer:
@@ -47,10 +44,9 @@ def curves(site: Site, query: Query) -> Answer:
             problems=[(track.title, track.problem) for track in tracks if track.problem],
             changes=[(run.title, words) for run in runs for words in mixed(run)],
             headline=headline(panels, lines),
-            sections=_sections(site, panels, lines, keys, x),
+            sections=_sections(site, panels, lines, keys),
             data=page_data(panels, lines, tracks, x),
             all_csv=site.links.page("curves.csv", run=keys),
-            all_svg=None if all(p.fold for p in panels) else site.links.page("curves.svg", run=keys, x=_axis(x)),
         )
     )
 
@@ -98,30 +94,11 @@ def explained(panels: Sequence[Panel], lines: Mapping[str, Sequence[Line]]) -> l
     return [replace(panel, note=f"{panel.note}; {BEFORE}") if panel.id in still else panel for panel in panels]
 
 
-def curves_svg(site: Site, query: Query) -> Answer:
-    """Return one panel, or all that are not folded away, as SVG; made once for what the runs have written."""
-    runs, x, panel = _runs(site, query), query.choice("x", AXES, "iteration"), query.text("panel")
-    svg = site.drawings.get(("svg", x, panel, *_written(runs)), lambda: _drawn(site, runs, x, query))
-    return Answer(svg or "", "image/svg+xml", filename=_filename(runs, panel, "svg"))
-
-
-def _drawn(site: Site, runs: Sequence[RunSource], x: str, query: Query) -> str:
-    from diffrl.gallery.plots import panels_svg
-
-    tracks = [track_of(run) for run in runs]
-    panel = _panel(query, tracks)
-    chosen = [panel] if panel else [p for p in panels_of(columns_of(tracks), len(tracks)) if not p.fold]
-    if not chosen:
-        raise GalleryError("There are no curves yet: none of these runs has metrics yet. Come back later.", 404)
-    title = ", ".join(run.title for run in runs[:4]) + (f" and {len(runs) - 4} more" if len(runs) > 4 else "")
-    return panels_svg(chosen, tracks, x, columns=1 if panel else 3, title=title, colours=site.colours)
-
-
 def curves_csv(site: Site, query: Query) -> Answer:
-    """Return all metrics, or those of a panel, as CSV; nothing is thinned. Made once, as the drawings are."""
+    """Return all metrics, or those of a panel, as CSV; nothing is thinned. Made once for what the runs have written."""
     runs, panel = _runs(site, query), query.text("panel")
     text = site.drawings.get(("csv", panel, *_written(runs)), lambda: _listed(runs, query))
-    return Answer(text or "", "text/csv; charset=utf-8", filename=_filename(runs, panel, "csv"))
+    return Answer(text or "", "text/csv; charset=utf-8", filename=_filename(runs, panel))
 
 
 def _listed(runs: Sequence[RunSource], query: Query) -> str:
@@ -160,37 +137,28 @@ def _panel(query: Query, tracks: Sequence[Track]) -> Panel | None:
     raise GalleryError(f"There is no panel {wanted!r} of these runs. Choose one on the page of the curves.", 404)
 
 
-def _axis(x: str) -> str | None:
-    """Return the axis as a parameter, left out where it is the one that is drawn anyhow."""
-    return None if x == "iteration" else x
-
-
 def _sections(
-    site: Site, panels: Sequence[Panel], lines: Mapping[str, Sequence[Line]], keys: Sequence[str], x: str
+    site: Site, panels: Sequence[Panel], lines: Mapping[str, Sequence[Line]], keys: Sequence[str]
 ) -> list[dict[str, Any]]:
     """Return panels below their headings; in each the folded ones below what they are folded under."""
     sections = []
     for title, members in groupby(panels, key=lambda panel: panel.section):
         folds: dict[str, list[dict[str, Any]]] = {}
         for panel in members:
-            folds.setdefault(panel.fold, []).append(_shown(site, panel, lines[panel.id], keys, x))
+            folds.setdefault(panel.fold, []).append(_shown(site, panel, lines[panel.id], keys))
         sections.append({"title": title, "panels": folds.pop("", []), "folds": folds})
     return sections
 
 
-def _shown(site: Site, panel: Panel, lines: Sequence[Line], keys: Sequence[str], x: str) -> dict[str, Any]:
+def _shown(site: Site, panel: Panel, lines: Sequence[Line], keys: Sequence[str]) -> dict[str, Any]:
     summaries = [summary_of(panel, line) for line in lines]
-    # An exported site holds drawings of the panels that show at once, of a few runs: it should not take minutes.
-    exported = site.links.exported
-    has_svg = not exported or (not panel.fold and len(site.runs) <= DRAWN)
     return {
         "panel": panel,
         "summaries": summaries,
-        "svg": site.links.page("curves.svg", run=keys, x=_axis(x), panel=panel.id) if has_svg else None,
-        "csv": None if exported else site.links.page("curves.csv", run=keys, panel=panel.id),
+        "csv": None if site.links.exported else site.links.page("curves.csv", run=keys, panel=panel.id),
     }
 
 
-def _filename(runs: Sequence[RunSource], panel: str, suffix: str) -> str:
+def _filename(runs: Sequence[RunSource], panel: str) -> str:
     parts = ["curves", runs[0].key if len(runs) == 1 else f"{len(runs)}-runs", panel]
-    return re.sub(r"[^A-Za-z0-9._-]+", "-", "-".join(part for part in parts if part)) + f".{suffix}"
+    return re.sub(r"[^A-Za-z0-9._-]+", "-", "-".join(part for part in parts if part)) + ".csv"

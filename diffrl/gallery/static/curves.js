@@ -237,11 +237,6 @@
       if (value) address.searchParams.set(name, value); else address.searchParams.delete(name);
     }
     history.replaceState(null, "", address);
-    document.querySelectorAll("a.svg, #all-svg").forEach((link) => {
-      const file = new URL(link.href);
-      file.searchParams.set("x", axis.value);
-      link.href = file.href;
-    });
   }
 
   function changeAxis() {
