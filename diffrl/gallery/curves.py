@@ -147,12 +147,17 @@ def brief(value: float | None) -> str:
 
 
 def page_data(
-    panels: Sequence[Panel], lines: Mapping[str, Sequence[Line]], tracks: Sequence[Track], x: str
+    panels: Sequence[Panel],
+    lines: Mapping[str, Sequence[Line]],
+    tracks: Sequence[Track],
+    x: str,
+    marked: Sequence[Mapping[int, str]] = (),
 ) -> dict[str, Any]:
     """Return what the page's script draws: all three axes of every run, and the lines as rows and values.
 
-    Values have six digits. `changes` are each run's rows after which it went on with other inputs. `thinned` is
-    the number of points that a line was cut down to, None if none was.
+    Values have six digits. `changes` are each run's rows after which it went on with other inputs, `worth` its rows
+    with what they are marked as (`marked`, by iteration). `thinned` is the number of points that a line was cut down
+    to, None if none was.
     """
     limit = max(200, min(LIMIT, BUDGET // max(1, sum(map(len, lines.values())))))
     thinned = any(len(line.points) > limit for of_panel in lines.values() for line in of_panel)
@@ -175,7 +180,12 @@ def page_data(
     words = {name: word for name, (_, word) in AXES.items()}
     changes = [track.changed_rows for track in tracks]
     thinnest = limit if thinned else None
-    return {"x": x, "words": words, "axes": axes, "panels": shown, "changes": changes, "thinned": thinnest}
+    worth = [
+        [(row, words_of[at]) for row, at in enumerate(track.along("iteration")) if at in words_of]
+        for track, words_of in zip(tracks, marked, strict=False)
+    ]
+    moments = {"changes": changes, "worth": worth}
+    return {"x": x, "words": words, "axes": axes, "panels": shown, **moments, "thinned": thinnest}
 
 
 def is_drawn(value: float | None) -> TypeGuard[float]:

@@ -18,7 +18,9 @@ from diffrl.gallery.errors import GalleryError
 from diffrl.gallery.numbers import finite
 from diffrl.gallery.records import State, falls
 from diffrl.gallery.runs import MARKS, RunSource, changed
+from diffrl.gallery.series import Track, track_of
 from diffrl.tracking.endings import FAILED, RESUMED, STOPPED
+from diffrl.tracking.health import AILMENTS, health_of
 from diffrl.tracking.metrics import parse_row
 
 HELD_OUT = "held_out/"
@@ -264,3 +266,39 @@ def _row(line: bytes) -> dict[str, Any] | None:
     """Return a row with a number of its iteration."""
     row = parse_row(line)
     return row if row is not None and type(row.get("iteration")) is int and abs(row["iteration"]) < MOST else None
+
+
+def marks(track: Track, headline: Sequence[Change]) -> list[tuple[str, int, str]]:
+    """Return words, iteration and option of the best evaluation, and of the newest healthy one if that is another.
+
+    Args:
+        track: metrics of the run.
+        headline: its held-out rewards, of which the first counts.
+    """
+    if not headline:
+        return []
+    first = headline[0]
+    names = (
+        f"held_out/{first.name}",
+        "sentinel/alarms",
+        "sentinel/back_to",
+        *(f"sentinel/{name}" for name in AILMENTS),
+    )
+    columns = zip(track.along("iteration"), *map(track.along, names), strict=True)
+    rows = [{"iteration": int(at), **dict(zip(names, rest, strict=True))} for at, *rest in columns if at is not None]
+    health = health_of(rows, first.name, first.lower)
+    trained = [step for step in health.values if step]
+    best, sound = health.best(trained), health.healthy(trained)
+    marked = (
+        [] if best is None else [(f"best checkpoint by {health.reward}, {health.values[best]:.3f}", best, "--best")]
+    )
+    return marked if sound in (best, None) else [*marked, ("newest healthy", sound, f"--step {sound}")]
+
+
+def marked(run: RunSource, track: Track | None = None) -> dict[int, str]:
+    """Return what evaluations of a run are marked as, by iteration; nothing of one whose files cannot be read."""
+    try:
+        headline = progress(run).headline
+    except GalleryError:
+        return {}
+    return {iteration: words.partition(" by ")[0] for words, iteration, _ in marks(track or track_of(run), headline)}

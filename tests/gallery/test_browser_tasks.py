@@ -185,7 +185,7 @@ def test_one_sample_through_training(way, served, runs):
     }""")
     way.press(page.locator('[data-do="play"]'))
     until(lambda: page.evaluate("seen.length") >= 3 and output.inner_text().endswith("3 of 3"))
-    assert output.inner_text() == "evaluation 4, 3 of 3"
+    assert output.inner_text() == "evaluation 4, best checkpoint, 3 of 3"
     way.press(page.locator('[data-mode="flip"]'))
     way.press(page.locator('[data-do="blink"]'))
     page.evaluate("""() => {

@@ -364,3 +364,18 @@ def test_only_folders_have_no_curves(tmp_path, site_of):
     Image.new("RGB", (8, 8)).save(tmp_path / "pictures" / "a.png")
     with pytest.raises(GalleryError, match="only folders of images"):
         site_of(tmp_path / "pictures").answer("curves", Query())
+
+
+def test_the_best_evaluation_and_the_newest_healthy_one_are_marked(tmp_path, client_of):
+    """Where a run's last evaluations are ailing; another run's are its own."""
+    bad, good = (make_run(tmp_path / name, iterations=4) for name in ("bad", "good"))
+    scores = {0: (0.5, 0), 2: (0.7, 0), 3: (0.6, 0), 4: (0.1, 1)}
+    rows = [
+        {"iteration": at, "held_out/shapes": score, "sentinel/alarms": alarms} for at, (score, alarms) in scores.items()
+    ]
+    (bad / "metrics.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    data = data_of(client_of(bad, good).get("/curves"))
+    assert data["worth"][0] == [[1, "best checkpoint"], [2, "newest healthy"]]
+    assert [words for _, words in data["worth"][1]] == ["best checkpoint"]
+    found = client_of(bad).get("/evaluations.json", params={"run": "bad", "block": 0}).json()["labels"]
+    assert found[0] == "evaluation 0" and "evaluation 2, best checkpoint" in found and found[-1] == "evaluation 4"

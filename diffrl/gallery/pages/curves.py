@@ -13,7 +13,7 @@ from diffrl.gallery.curves import AXES, Line, columns_of, csv_of, lines_of, page
 from diffrl.gallery.errors import GalleryError
 from diffrl.gallery.overview import mixed
 from diffrl.gallery.panels import ALWAYS, BEFORE, OWN_POLICY, Panel, panels_of
-from diffrl.gallery.progress import setting, updates_once
+from diffrl.gallery.progress import marked, setting, updates_once
 from diffrl.gallery.query import Query
 from diffrl.gallery.records import Answer
 from diffrl.gallery.runs import RunSource, mark
@@ -45,7 +45,7 @@ def curves(site: Site, query: Query) -> Answer:
             changes=[(run.title, words) for run in runs for words in mixed(run)],
             headline=headline(panels, lines),
             sections=_sections(site, panels, lines, keys),
-            data=page_data(panels, lines, tracks, x),
+            data=page_data(panels, lines, tracks, x, [marked(run) for run in runs]),
             all_csv=site.links.page("curves.csv", run=keys),
         )
     )

@@ -11,6 +11,7 @@ from diffrl.gallery.compare import NOISE, match
 from diffrl.gallery.errors import GalleryError
 from diffrl.gallery.numbers import finite
 from diffrl.gallery.paths import is_video
+from diffrl.gallery.progress import marked
 from diffrl.gallery.query import Query
 from diffrl.gallery.records import Answer, Sample, describe_reward
 from diffrl.gallery.runs import RunSource
@@ -60,7 +61,7 @@ def followed(site: Site, run: RunSource, block: int, key: str) -> dict[str, Any]
     shown, of = exported_states(site, run)
     every = [state for state in run.states() if state.stage == "eval"]
     states = [state for state in every if state in shown or state.key == key]
-    columns = [Column(run, state, label(state)) for state in states]
+    columns, words = [Column(run, state, label(state)) for state in states], marked(run)
     names = reward_names(columns)
     lower = lower_rewards(columns, names)
     briefs = [[one for one in run.briefs(state, None) if one.key[2] // BLOCK == block] for state in states]
@@ -82,7 +83,7 @@ def followed(site: Site, run: RunSource, block: int, key: str) -> dict[str, Any]
     ]
     return {
         "keys": [state.key for state in states],
-        "labels": [label(state) for state in states],
+        "labels": [", ".join(filter(None, (label(state), words.get(state.iteration)))) for state in states],
         "of": of,
         "rewards": [(name, describe_reward(name, name in lower), name in lower) for name in names],
         "samples": samples,

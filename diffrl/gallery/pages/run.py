@@ -20,14 +20,13 @@ from diffrl.gallery.overview import (
     read_json,
     resumptions,
 )
-from diffrl.gallery.progress import Change, Progress, log_messages, progress, setting
+from diffrl.gallery.progress import Change, Progress, log_messages, marks, progress, setting
 from diffrl.gallery.query import Query
 from diffrl.gallery.records import Answer
 from diffrl.gallery.rows import folded
 from diffrl.gallery.runs import RunSource
 from diffrl.gallery.series import Track, track_of
 from diffrl.gallery.site import Site
-from diffrl.tracking.health import AILMENTS, health_of
 from diffrl.trees.record import tree_name
 
 PAIRS, WORST = 12, 5
@@ -75,7 +74,7 @@ def run_values(site: Site, source: RunSource) -> dict[str, Any]:
         "alarms": alarms,
         "log": log,
         "sentinel": sentinel(track),
-        "marks": marks(track, course),
+        "marks": marks(track, course.headline if course else ()),
         "costs": costs_of(summary, track),
         "where": None if site.links.exported else source.path.resolve(),
         "config": source.read_text("config.yaml"),
@@ -136,26 +135,6 @@ def sentinel(track: Track) -> list[tuple[int, int]]:
     """Return iteration and number of alarms of the evaluations at which the sentinel saw something."""
     seen = zip(track.along("iteration"), track.along("sentinel/alarms"), strict=True)
     return [(int(iteration), int(alarms)) for iteration, alarms in seen if iteration is not None and alarms]
-
-
-def marks(track: Track, course: Progress | None) -> list[tuple[str, int, str]]:
-    """Return words, iteration and option of the best evaluation, and of the newest healthy one if that is another."""
-    if course is None or not course.headline:
-        return []
-    first = course.headline[0]
-    names = (
-        f"held_out/{first.name}",
-        "sentinel/alarms",
-        "sentinel/back_to",
-        *(f"sentinel/{name}" for name in AILMENTS),
-    )
-    columns = zip(track.along("iteration"), *map(track.along, names), strict=True)
-    rows = [{"iteration": int(at), **dict(zip(names, rest, strict=True))} for at, *rest in columns if at is not None]
-    health = health_of(rows, first.name, first.lower)
-    trained = [step for step in health.values if step]
-    best, sound = health.best(trained), health.healthy(trained)
-    marked = [] if best is None else [(f"best {health.reward}, {health.values[best]:.3f}", best, "--best")]
-    return marked if sound in (best, None) else [*marked, ("newest healthy", sound, f"--step {sound}")]
 
 
 def _when(seconds: float) -> str:

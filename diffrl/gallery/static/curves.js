@@ -89,16 +89,20 @@
     }
   }
 
-  // Where a run went on with other inputs.
-  function marked(u, lines) {
+  // Where a run went on with other inputs; with its evaluations, which is the best and which the newest healthy one.
+  function marked(u, lines, panel) {
     const { ctx, bbox } = u, dots = devicePixelRatio, runs = new Set(lines.filter((line) => !runOff(line)).map((line) => line.run));
     ctx.save();
-    ctx.strokeStyle = ctx.fillStyle = colour("--loss");
     ctx.setLineDash([5 * dots, 4 * dots]);
     ctx.font = `${11 * dots}px system-ui, sans-serif`;
-    for (const run of runs) for (const row of data.changes[run]) {
+    const moments = [...runs].flatMap((run) => [
+      ...data.changes[run].map((row) => [run, row, "other inputs", "--loss"]),
+      ...(panel.marks && runs.size === 1 ? data.worth[run].map(([row, words]) => [run, row, words, "--soft"]) : []),
+    ]);
+    for (const [run, row, words, ink] of moments) {
       const x = data.axes[axis.value][run][row];
       if (x == null || x < u.scales.x.min || x > u.scales.x.max) continue;
+      ctx.strokeStyle = ctx.fillStyle = colour(ink);
       const left = Math.round(u.valToPos(x, "x", true));
       ctx.beginPath();
       ctx.moveTo(left, bbox.top);
@@ -106,7 +110,7 @@
       ctx.stroke();
       const atEnd = left > bbox.left + bbox.width - 80 * dots;
       ctx.textAlign = atEnd ? "right" : "left";
-      ctx.fillText("other inputs", left + (atEnd ? -4 : 4) * dots, bbox.top + 11 * dots);
+      ctx.fillText(words, left + (atEnd ? -4 : 4) * dots, bbox.top + 11 * dots);
     }
     ctx.restore();
   }
@@ -139,7 +143,7 @@
       },
       legend: { markers: { width: 3, dash: (u, s) => (series[s].dash?.length ? "dashed" : "solid"), stroke: (u, s) => series[s].stroke } },
       hooks: {
-        draw: [(u) => marked(u, lines)],
+        draw: [(u) => marked(u, lines, panel)],
         setSelect: [(u) => {
           if (u.select.width < 4) return;
           zoom([u.posToVal(u.select.left, "x"), u.posToVal(u.select.left + u.select.width, "x")]);
