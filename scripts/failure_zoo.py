@@ -79,7 +79,10 @@ def main() -> None:
 
 def cures(fault: str) -> dict[str, list[str]]:
     """Return what is tried against a fault, and the overrides of each."""
-    return CURES | ({MESSAGE: SAID[fault]} if fault in SAID else {})
+    said = {MESSAGE: SAID[fault]} if fault in SAID else {}
+    if "scale" in " ".join(SAID.get(fault, [])):
+        said[f"{MESSAGE}, and a fifth of its weight"] = [said[MESSAGE][0].replace("scale", "weight: 0.2, scale")]
+    return CURES | said
 
 
 def measure(fault: str, cure: str, seed: int, out: Path) -> dict:

@@ -31,7 +31,7 @@ RAW = "reward/"
 HELD_OUT = "held_out/"
 CURES = {
     "unsafe": ("unsafe images", "Give the reward that finds them a weight in rewards, filter the prompts, or stop."),
-    "hacked": ("reward hacking", "Add what falls to rewards, raise objective.kl, or stop earlier."),
+    "hacked": ("reward hacking", "Add what falls to rewards, with most of the weight, raise objective.kl, or stop."),
     "collapsed": ("a collapse", "Lower train.learning_rate, or raise objective.kl."),
 }
 """Of what an alarm is called, what it says, and what to turn."""
