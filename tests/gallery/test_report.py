@@ -320,7 +320,8 @@ def test_alarms_resumptions_and_the_exploring_copy_are_told(made):
     alarms = parsed.words("log")
     assert "(guards.collapsed_spread) (2 times)" in alarms and "Resuming soon." in alarms
     assert "The sentinel saw something at 1 evaluation: iteration 2 (1)." in parsed.words()
-    assert "worth having: best checkpoint by shapes_strict, 0.600: iteration 4 (diffrl export RUN --best )." in parsed.words()
+    words = parsed.words()
+    assert "worth having: best checkpoint by shapes_strict, 0.600: iteration 4 (diffrl export RUN --best )." in words
     rows = [{**row, "sentinel/alarms": int(row["iteration"] >= 3)} for row in metrics_rows(4)]
     (made / "metrics.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
     assert "newest healthy: iteration 2 (diffrl export RUN --step 2 )." in report_of(made).words()
