@@ -47,6 +47,7 @@ CURES = {
     "nothing": [],
     "guards.recover": ["guards.recover={times: 3, rate: 0.5}"],
     "pull of 0.5 to the base": ["objective.kl=0.5", "objective.kl_guidance=1.0"],
+    "kl_target, the distance at the start": ["objective.kl_target=0.68"],
 }
 TASK = "{name: shapes, weight: 0.5}, {name: shapes_strict, weight: 0.5}"
 MESSAGE = "what the message says"

@@ -298,6 +298,11 @@ class ObjectiveSettings(Section):
         return max(loss.objective.kl for loss in self.planned())
 
     @property
+    def adapted_to(self) -> float | None:
+        """Distance to the reference that the weight is adapted to; None = the weight stays."""
+        return None
+
+    @property
     def sample_guidance(self) -> float | None:
         """Guidance of the velocity that finished samples train; None = as the rollout."""
         return next((loss.guidance for loss in self._of("samples")), None)
@@ -319,14 +324,29 @@ class KlGuidedSettings(ObjectiveSettings):
         "guidance gives, and each reference costs two network evaluations. null = that of the velocity that trains: "
         "objective.guidance of finished samples, else rollout.guidance_scale.",
     )
+    kl_target: float | None = Field(
+        None,
+        ge=1.0e-9,
+        le=1.0e6,
+        description="Distance to the reference, update/reference_kl, that kl is adapted to: doubled after an iteration "
+        "beyond 1.5 times that far, halved after one nearer than a 1.5th (arXiv 1707.06347, section 4). null = kl "
+        "stays.",
+    )
+
+    @property
+    def adapted_to(self) -> float | None:
+        """Distance to the reference that the weight is adapted to; None = the weight stays."""
+        return self.kl_target
 
     @model_validator(mode="after")
     def _guides_a_reference(self) -> Self:
-        if self.kl_guidance is not None and not self.needs_reference:
-            raise problems(
-                [
-                    "objective.kl_guidance must be left at null while objective.kl is 0, where no reference is asked. "
-                    f"Got {show(self.kl_guidance)}. Set kl above 0, such as 0.1, or remove kl_guidance."
-                ]
-            )
+        given = {"kl_guidance": self.kl_guidance, "kl_target": self.kl_target}
+        faults = [
+            f"objective.{key} must be left at null while objective.kl is 0, where no reference is asked. Got "
+            f"{show(value)}. Set kl above 0, such as 0.1, or remove {key}."
+            for key, value in given.items()
+            if value is not None and not self.needs_reference
+        ]
+        if faults:
+            raise problems(faults)
         return self

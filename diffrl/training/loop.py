@@ -216,6 +216,7 @@ class Trainer:
             "flat_iterations": self.guard.flat_iterations,
             "learning": asdict(self.guard.learning),
             "on_policy_error": self.updater.on_policy_error,
+            "kl_factor": self.updater.kl_factor,
             "fidelity": asdict(self.sampling.watch),
             "sentinel": asdict(self.hacking.state),
         }
@@ -228,6 +229,7 @@ class Trainer:
         self.guard.flat_iterations = state["flat_iterations"]
         self.guard.learning = Learning(**(state.get("learning") or {"updates": state["updates"]}))
         self.updater.on_policy_error = state["on_policy_error"]
+        self.updater.kl_factor = state.get("kl_factor", 1.0)  # of a run from before, 1
         self.sampling.drawing.watch = FidelityWatch(**state["fidelity"])
         self.hacking.state = MonitorState(**state["sentinel"])
         self.updater.recoveries = self.hacking.state.recoveries

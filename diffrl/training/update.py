@@ -22,7 +22,7 @@ from diffrl.rollout.density import drawn_calls
 from diffrl.rollout.observers import take_origins
 from diffrl.training.densities import own_densities
 from diffrl.training.ema import EMA
-from diffrl.training.gradient import Gradient, accumulate_gradient, clip_gradient, minibatches
+from diffrl.training.gradient import Gradient, LossTerm, accumulate_gradient, clip_gradient, minibatches
 from diffrl.training.guards import UpdateGuard, check_on_policy, clip_note
 from diffrl.training.messages import Messages
 from diffrl.training.observing import UpdateObserver
@@ -55,6 +55,7 @@ class Updater:
         self.drawing = EMA(parameters, 0.0) if self.config.keeps_drawing_weights else None
         self.updates = 0
         self.recoveries = 0
+        self.kl_factor = 1.0
         self.on_policy_error: float | None = None
 
     @property
@@ -152,7 +153,26 @@ class Updater:
             if self.old:
                 self.old.decay = self.config.objective.old_decay(self.updates)
                 self.old.update()
-            return self._metrics(gradients, rates, made)
+            return self._adapt_kl(self._metrics(gradients, rates, made))
+
+    def _adapt_kl(self, metrics: Metrics) -> Metrics:
+        """Return an iteration's metrics with the weight of kl that it had, and set that of the next (kl_target)."""
+        target, distance = self.config.objective.adapted_to, metrics.get("update/reference_kl")
+        if target is None or distance is None:
+            return metrics
+        weight = self.config.objective.kl_weight * self.kl_factor
+        self.kl_factor = adapted(self.kl_factor, distance, target)
+        return {**metrics, "update/kl_weight": weight}
+
+    def _losses(self) -> Sequence[LossTerm]:
+        """Return the losses with the weight that kl has now."""
+        if self.kl_factor == 1.0:
+            return self.session.losses
+        scaled = []
+        for loss in self.session.losses:
+            objective: Any = loss.objective
+            scaled.append(replace(loss, objective=replace(objective, kl=objective.kl * self.kl_factor)))
+        return scaled
 
     def _shares(self, rollout: Rollout, examples: Sequence[Examples]) -> list[list[Tensor]]:
         """Divide the units of each loss among the updates."""
@@ -203,7 +223,7 @@ class Updater:
     ) -> Gradient:
         """Return the gradient of an update."""
         s = self.session
-        parts = list(zip(s.losses, examples, share, strict=True))
+        parts = list(zip(self._losses(), examples, share, strict=True))
         with self.observer.during("update"):
             gradient = accumulate_gradient(
                 ranks=s.ranks,
@@ -245,6 +265,19 @@ class Updater:
         if self.updates == self.config.train.updates_per_iteration and self.on_policy_error is not None:
             metrics["update/on_policy_error"] = self.on_policy_error
         return metrics
+
+
+def adapted(factor: float, distance: float, target: float) -> float:
+    """Return the next factor of a pull's weight, within 1/1024 and 1024 (Schulman et al. 2017, section 4).
+
+    Args:
+        factor: of this iteration.
+        distance: to what it pulls to, that it had.
+        target: that it is to have.
+    """
+    if distance > 1.5 * target:
+        return min(2 * factor, 1024.0)
+    return max(factor / 2, 1 / 1024) if distance < target / 1.5 else factor
 
 
 def reference_of(policy: Policy, predict: Velocity) -> Velocity:
