@@ -51,7 +51,7 @@ CURES = {
 }
 TASK = "{name: shapes, weight: 0.5}, {name: shapes_strict, weight: 0.5}"
 MESSAGE = "what the message says"
-SAID = {  # one change that its alarm names; another rate is the run without the fault
+ADVICE = {  # one change that its alarm names; another rate is the run without the fault
     "colourfulness alone": [f"rewards=[{{name: colourfulness, scale: 50}}, {TASK}]"],
     "sharpness alone": [f"rewards=[{{name: sharpness, scale: 5000}}, {TASK}]"],
     "colour-blind judge": [f"rewards=[{{name: 'measuring.faulty:ColourBlind'}}, {TASK}]"],
@@ -80,10 +80,10 @@ def main() -> None:
 
 def cures(fault: str) -> dict[str, list[str]]:
     """Return what is tried against a fault, and the overrides of each."""
-    said = {MESSAGE: SAID[fault]} if fault in SAID else {}
-    if "scale" in " ".join(SAID.get(fault, [])):
-        said[f"{MESSAGE}, and a fifth of its weight"] = [said[MESSAGE][0].replace("scale", "weight: 0.2, scale")]
-    return CURES | said
+    advised = {MESSAGE: ADVICE[fault]} if fault in ADVICE else {}
+    if "scale" in " ".join(ADVICE.get(fault, [])):
+        advised[f"{MESSAGE}, and a fifth of its weight"] = [advised[MESSAGE][0].replace("scale", "weight: 0.2, scale")]
+    return CURES | advised
 
 
 def measure(fault: str, cure: str, seed: int, out: Path) -> dict:

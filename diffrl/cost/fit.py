@@ -59,15 +59,12 @@ def steps_down(config: Config) -> Iterator[tuple[str, Overrides]]:
         },
     )
     yield "the optimiser's state in 8 bits (bitsandbytes)", {"train.optimizer": "adamw_8bit"}
-    yield (
-        "rewards are computed by the CPU",
-        {
-            f"{where}.{place}.device": "cpu"
-            for where, rewards in (("rewards", config.rewards), ("eval.rewards", config.eval.rewards))
-            for place, reward in enumerate(rewards)
-            if weights_of(reward) != {}
-        },
-    )
+    lists = {"rewards": config.rewards, "eval.rewards": config.eval.rewards}
+    heavy = [
+        f"{where}.{n}" for where, rewards in lists.items() for n, one in enumerate(rewards) if weights_of(one) != {}
+    ]
+    yield "rewards compute in bfloat16, and scores change by rounding", {f"{one}.dtype": "bfloat16" for one in heavy}
+    yield "rewards are computed by the CPU", {f"{one}.device": "cpu" for one in heavy}
     copy = r.policy_copy
     if copy is not None and PRECISIONS[copy.precision].low:
         without: Overrides = {"rollout.draw": None} if r.draw else {"rollout.explore.precision": "training"}

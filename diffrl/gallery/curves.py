@@ -155,7 +155,7 @@ def page_data(
 ) -> dict[str, Any]:
     """Return what the page's script draws: all three axes of every run, and the lines as rows and values.
 
-    Values have six digits. `changes` are each run's rows after which it went on with other inputs, `worth` its rows
+    Values have six digits. `changes` are each run's rows after which it went on with other inputs, `marks` its rows
     with what they are marked as (`marked`, by iteration). `thinned` is the number of points that a line was cut down
     to, None if none was.
     """
@@ -180,11 +180,11 @@ def page_data(
     words = {name: word for name, (_, word) in AXES.items()}
     changes = [track.changed_rows for track in tracks]
     thinnest = limit if thinned else None
-    worth = [
+    marks = [
         [(row, words_of[at]) for row, at in enumerate(track.along("iteration")) if at in words_of]
         for track, words_of in zip(tracks, marked, strict=False)
     ]
-    moments = {"changes": changes, "worth": worth}
+    moments = {"changes": changes, "marks": marks}
     return {"x": x, "words": words, "axes": axes, "panels": shown, **moments, "thinned": thinnest}
 
 

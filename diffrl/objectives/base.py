@@ -340,11 +340,11 @@ class KlGuidedSettings(ObjectiveSettings):
 
     @model_validator(mode="after")
     def _guides_a_reference(self) -> Self:
-        given = {"kl_guidance": self.kl_guidance, "kl_target": self.kl_target}
+        keys = {"kl_guidance": self.kl_guidance, "kl_target": self.kl_target}
         faults = [
             f"objective.{key} must be left at null while objective.kl is 0, where no reference is asked. Got "
             f"{show(value)}. Set kl above 0, such as 0.1, or remove {key}."
-            for key, value in given.items()
+            for key, value in keys.items()
             if value is not None and not self.needs_reference
         ]
         if faults:

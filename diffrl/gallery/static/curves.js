@@ -97,7 +97,7 @@
     ctx.font = `${11 * dots}px system-ui, sans-serif`;
     const moments = [...runs].flatMap((run) => [
       ...data.changes[run].map((row) => [run, row, "other inputs", "--loss"]),
-      ...(panel.marks && runs.size === 1 ? data.worth[run].map(([row, words]) => [run, row, words, "--soft"]) : []),
+      ...(panel.marks && runs.size === 1 ? data.marks[run].map(([row, words]) => [run, row, words, "--soft"]) : []),
     ]);
     for (const [run, row, words, ink] of moments) {
       const x = data.axes[axis.value][run][row];
