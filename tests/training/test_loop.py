@@ -74,7 +74,7 @@ def test_another_seed_is_another_run(baseline, random_sd3, tmp_path):
 def test_every_pass_and_every_row_is_accounted_for(baseline):
     first, *rest = rows_of(baseline)
     held_out = {f"held_out/{BRIGHTNESS}", f"held_out/{BRIGHTNESS}/top"}
-    names = ("alarms", "hacked", "collapsed", "blind", "stuck")
+    names = ("alarms", "unsafe", "hacked", "collapsed", "blind", "stuck")
     watched = {f"sentinel/change/{BRIGHTNESS}", *(f"sentinel/{name}" for name in names)}
     assert first.keys() == {"iteration", "cost/evaluations"} | held_out | watched
     assert [row["iteration"] for row in rest] == [1, 2]
