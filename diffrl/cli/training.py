@@ -174,6 +174,12 @@ def plan(
     """
     quiet()
     if fit is not None:
+        if gpu or utilisation or as_json:
+            from diffrl.errors import ConfigError
+
+            raise ConfigError(
+                "--fit must stand without --gpu, --utilisation and --json, which show a plan. Remove them."
+            )
         for line in _fit(config, overrides or [], processes, fit):
             typer.echo(line)
         return

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
@@ -137,11 +138,13 @@ def _joined(steps: Sequence[tuple[str, Overrides]]) -> Overrides:
 
 def override_words(overrides: Overrides) -> Sequence[str]:
     """Return overrides as a command takes them."""
-    flow = {True: "true", None: "null"}
-    return [
-        f"{key}=[{','.join(value)}]" if isinstance(value, list) else f"{key}={flow.get(value, value)}"
-        for key, value in overrides.items()
-    ]
+    return [f"{key}={_word(value)}" for key, value in overrides.items()]
+
+
+def _word(value: Any) -> str:
+    if isinstance(value, list):
+        return f"[{','.join(map(_word, value))}]"
+    return value if isinstance(value, str) else json.dumps(value)
 
 
 def fit_lines(fit: Fit, asked: Gpu, command: str) -> Iterator[str]:

@@ -70,7 +70,17 @@ def test_the_line_that_is_shown_is_a_configuration_that_fits():
     assert not shortages(make_plan(load_config(path, overrides), 1).memory, offer_of(CARD), 1)
 
 
+def test_overrides_as_a_command_takes_them():
+    keys = {"train.micro_batch": 1, "model.vae_slicing": True, "rollout.draw": None, "model.offload": ["a", "b"]}
+    assert override_words(keys | {"train.optimizer": "adamw_8bit"}) == [
+        "train.micro_batch=1", "model.vae_slicing=true", "rollout.draw=null", "model.offload=[a,b]",
+        "train.optimizer=adamw_8bit",
+    ]  # fmt: skip
+
+
 def test_a_gpu_that_nobody_knows_is_refused():
     path = str(recipes()["sd3/diffrl"])
     refused = CliRunner().invoke(app, ["plan", path, "--fit", "gtx 980"])
     assert isinstance(refused.exception, ConfigError) and "A GPU must be one of" in str(refused.exception)
+    both = CliRunner().invoke(app, ["plan", path, "--fit", "h100", "--json"])
+    assert isinstance(both.exception, ConfigError) and "--fit must stand without" in str(both.exception)
