@@ -62,7 +62,8 @@ class TrainingRun:
         trainer = self.trainer
         with self.stop.finishing():
             if trainer.iteration == 0 and self.journal.saved is None:
-                row = {"iteration": 0, **self.evaluate(), "cost/evaluations": 0, "cost/seconds": 0.0}
+                row: Metrics = {"iteration": 0, **self.evaluate(), "cost/evaluations": 0, "cost/seconds": 0.0}
+                row |= self._answer(row)
                 self.journal.metrics(row)
                 self.callbacks.evaluation(0, self._scores(row))
                 if self.config.guards.recover:
@@ -129,7 +130,7 @@ class TrainingRun:
             "peak_memory_bytes": trainer.peak_memory(),
             **seconds,
         }
-        if trainer.hacking.alarm is not None:
+        if self.config.run.evaluates_after(done.number):
             row |= self._answer(row)
         self.journal.metrics(row)
         self.progress.iteration(done.number, metrics["reward/mean"], wall)
@@ -140,16 +141,18 @@ class TrainingRun:
         trainer.guard.check_learning()
 
     def _answer(self, row: Metrics) -> Metrics:
-        """Go back to the newest healthy checkpoint after an evaluation with an alarm, or act as the guard says.
+        """Go back to the newest healthy checkpoint if an evaluation raised an alarm, or act as the guard says.
 
         Args:
-            row: the iteration's metrics.
+            row: the metrics of the evaluation's iteration.
 
         Returns:
             What the row is to say of it.
         """
         trainer, hacking = self.trainer, self.trainer.hacking
-        if self.config.track.pictures_per_evaluation:
+        if hacking.alarm is None:
+            return {}
+        if self.config.track.pictures_per_evaluation and trainer.iteration:
             run = self.journal.run_dir
             before, now = (first_image(run, at).relative_to(run) for at in (0, trainer.iteration))
             hacking.alarm = f"{hacking.alarm} Compare the run's {before} with {now}."

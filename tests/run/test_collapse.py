@@ -50,10 +50,10 @@ def test_a_run_that_never_was_well_ships_nothing_unnamed(data, tmp_path):
 
 
 def test_a_run_of_unsafe_images_ships_nothing_unnamed(data, tmp_path):
-    """Found from the first evaluation on, before training, and answered like any other alarm."""
+    """Said at each of three evaluations, the one before training among them, and answered like any other alarm."""
     data["guards"]["safety"] = {"reward": BRIGHTNESS, "limit": 1.0}
     shown = " ".join(start(data)[1].split())
-    assert "This looks like unsafe images: " in shown and "Compare the run's samples/eval-000000/" in shown
+    assert shown.count("This looks like unsafe images: ") == 3 and "Compare the run's samples/eval-000000/" in shown
     assert "generate, evaluate and export want --best, --step or --newest" in shown
     with pytest.raises(ConfigError, match="is not healthy: unsafe"):
         export_run(tmp_path / "run", tmp_path / "out")

@@ -89,6 +89,17 @@ def test_before_anything_is_healthy_it_begins_again_from_the_weights_before_trai
             choose_checkpoint(run, make_config(data), choice, print)
 
 
+def test_an_alarm_is_answered_once(random_sd3, tmp_path):
+    """Not again in the iterations up to the next evaluation."""
+    run, shown = start(
+        recovering(random_sd3, tmp_path, ALARMED, iterations=9, every=3, recover={"times": 1, "rate": 0.5})
+    )
+    rows = rows_of(run)
+    assert [row["iteration"] for row in rows if "sentinel/back_to" in row] == [3]
+    assert [bool(row.get("sentinel/alarms")) for row in rows if "sentinel/alarms" in row] == [False, True, True, True]
+    assert shown.count("This looks like") == 3 and shown.count("Until it is well again") == 2
+
+
 def test_the_last_iteration_is_left_as_it_is(random_sd3, tmp_path):
     run, shown = start(recovering(random_sd3, tmp_path, ALARMED, iterations=2))
     assert "goes on from" not in shown and "This looks like" in shown

@@ -153,9 +153,9 @@ def test_who_does_not_read_the_answer_is_not_waited_for(size):
 def test_an_answer_that_takes_long_is_waited_for():
     app = App()
     app.gate.clear()
-    with answering(app, patience=0.02) as (url, connections), line_to(url) as line:
+    with answering(app) as (url, connections), line_to(url) as line:
         line.sendall(GET)
-        until(lambda: connections)
+        assert app.begun.acquire(timeout=LONG)
         (connection,) = connections
         looks = []
         look, connection.look = connection.look, lambda: looks.append(1)
