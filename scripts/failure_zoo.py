@@ -83,6 +83,8 @@ def cures(fault: str) -> dict[str, list[str]]:
     advised = {MESSAGE: ADVICE[fault]} if fault in ADVICE else {}
     if "scale" in " ".join(ADVICE.get(fault, [])):
         advised[f"{MESSAGE}, and a fifth of its weight"] = [advised[MESSAGE][0].replace("scale", "weight: 0.2, scale")]
+    if "rate 8" in fault:
+        advised["guards.recover, a quarter of the rate"] = ["guards.recover={times: 3, rate: 0.25}"]
     return CURES | advised
 
 
