@@ -51,12 +51,20 @@ CURES = {
 }
 TASK = "{name: shapes, weight: 0.5}, {name: shapes_strict, weight: 0.5}"
 MESSAGE = "what the message says"
-ADVICE = {  # one change that its alarm names; another rate is the run without the fault
-    "colourfulness alone": [f"rewards=[{{name: colourfulness, scale: 50}}, {TASK}]"],
-    "sharpness alone": [f"rewards=[{{name: sharpness, scale: 5000}}, {TASK}]"],
-    "colour-blind judge": [f"rewards=[{{name: 'measuring.faulty:ColourBlind'}}, {TASK}]"],
-    "saturated scorer": [f"rewards=[{{name: 'measuring.faulty:Saturated'}}, {TASK}]"],
-    "two samples of one prompt": ["train.learning_rate=3.0e-5"],
+FIFTH = f"{MESSAGE}, and a fifth of its weight"
+ADVICE = {  # what is tried against one fault alone; another rate is the run without the fault
+    "rate 8 times too high": {"guards.recover, a quarter of the rate": ["guards.recover={times: 3, rate: 0.25}"]},
+    "colourfulness alone": {
+        MESSAGE: [f"rewards=[{{name: colourfulness, scale: 50}}, {TASK}]"],
+        FIFTH: [f"rewards=[{{name: colourfulness, weight: 0.2, scale: 50}}, {TASK}]"],
+    },
+    "sharpness alone": {
+        MESSAGE: [f"rewards=[{{name: sharpness, scale: 5000}}, {TASK}]"],
+        FIFTH: [f"rewards=[{{name: sharpness, weight: 0.2, scale: 5000}}, {TASK}]"],
+    },
+    "colour-blind judge": {MESSAGE: [f"rewards=[{{name: 'measuring.faulty:ColourBlind'}}, {TASK}]"]},
+    "saturated scorer": {MESSAGE: [f"rewards=[{{name: 'measuring.faulty:Saturated'}}, {TASK}]"]},
+    "two samples of one prompt": {MESSAGE: ["train.learning_rate=3.0e-5"]},
 }
 NAMES = (*AILMENTS, "blind", "stuck")
 
@@ -80,12 +88,7 @@ def main() -> None:
 
 def cures(fault: str) -> dict[str, list[str]]:
     """Return what is tried against a fault, and the overrides of each."""
-    advised = {MESSAGE: ADVICE[fault]} if fault in ADVICE else {}
-    if "scale" in " ".join(ADVICE.get(fault, [])):
-        advised[f"{MESSAGE}, and a fifth of its weight"] = [advised[MESSAGE][0].replace("scale", "weight: 0.2, scale")]
-    if "rate 8" in fault:
-        advised["guards.recover, a quarter of the rate"] = ["guards.recover={times: 3, rate: 0.25}"]
-    return CURES | advised
+    return CURES | ADVICE.get(fault, {})
 
 
 def measure(fault: str, cure: str, seed: int, out: Path) -> dict:

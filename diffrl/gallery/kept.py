@@ -1,4 +1,4 @@
-"""What takes long to make is made once, a few at a time, and kept while there is room: images made small, drawings.
+"""What takes long to make is made once, a few at a time, and kept while there is room: small images, tables, reports.
 
 Whoever asks for what another is making already waits for that. Where too many wait the next are asked to come again, so
 that they do not take every thread that answers.

@@ -22,8 +22,8 @@ from diffrl.gallery.runs import RunSource
 from diffrl.gallery.thumbnails import Thumbnails, moves
 from diffrl.trees.read import list_trees
 
-DRAWINGS, REPORTS = 32 * 2**20, 8
-"""Characters of the drawings, and number of the reports, a few MB each, that stay in memory."""
+TABLES, REPORTS = 32 * 2**20, 8
+"""Characters of the tables, and number of the reports, a few MB each, that stay in memory."""
 QUEUE = 8
 """Visitors who may wait for a drawing, or for a report. They take seconds each of a core that training may use too."""
 
@@ -70,7 +70,7 @@ class Site:
         self._sources = sources if callable(sources) else partial(list, sources)
         self.links, self.options = links, dict(options or {})
         self.thumbnails = Thumbnails()
-        self.drawings: Kept[str] = Kept(DRAWINGS, len, makers=1, waiting=QUEUE)
+        self.tables: Kept[str] = Kept(TABLES, len, makers=1, waiting=QUEUE)
         self.reports: Kept[str] = Kept(REPORTS, lambda document: 1, makers=1, waiting=QUEUE)
         self._colours: dict[str, int] = {}
         self.templates = jinja2.Environment(

@@ -305,9 +305,10 @@ class RewardHackingMonitor:
         measured = {one.name: one.scorer.spec for one in self.scorers}
         rise = 0.0
         for r in rewards:
-            keys = [f"{HELD_OUT}{r.name}"] * (measured.get(r.name) == r.scorer.spec) + [f"{RAW}{r.name}"]
-            key = next((key for key in keys if key in now and key in then), None)
-            if r.weight and key:
+            key = f"{HELD_OUT}{r.name}"
+            if measured.get(r.name) != r.scorer.spec or key not in now or key not in then:
+                key = f"{RAW}{r.name}"
+            if r.weight and key in now and key in then:
                 rise += r.weight * (now[key] - then[key]) / r.scale
         return rise > 0
 

@@ -65,7 +65,7 @@ def test_one_is_made_at_a_time_and_those_that_wait_for_the_same_get_it():
 def test_who_comes_late_is_asked_to_come_again_and_other_pages_are_answered(tmp_path, site_of):
     site = site_of(keep_columns(make_run(tmp_path / "made", iterations=2), "update/loss"))
     client = TestClient(make_app(site), base_url="http://127.0.0.1")
-    for kept in (site.drawings, site.reports):
+    for kept in (site.tables, site.reports):
         kept.waiting = 0
         kept._making.add("another's")
     for path in ("/curves.csv", "/report?run=made"):

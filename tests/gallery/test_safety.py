@@ -251,7 +251,7 @@ def test_a_broken_run_is_told_on_its_pages(breakable, whole, monkeypatch, caplog
     monkeypatch.setattr(answers, "_noted", set())
     client, run, site = breakable
     site.reports.clear()
-    site.drawings.clear()
+    site.tables.clear()
     shutil.rmtree(run, ignore_errors=True)
     shutil.copytree(whole, run)
     broken()[way](run)

@@ -97,7 +97,7 @@ def explained(panels: Sequence[Panel], lines: Mapping[str, Sequence[Line]]) -> l
 def curves_csv(site: Site, query: Query) -> Answer:
     """Return all metrics, or those of a panel, as CSV; nothing is thinned. Made once for what the runs have written."""
     runs, panel = _runs(site, query), query.text("panel")
-    text = site.drawings.get(("csv", panel, *_written(runs)), lambda: _listed(runs, query))
+    text = site.tables.get((panel, *_written(runs)), lambda: _listed(runs, query))
     return Answer(text or "", "text/csv; charset=utf-8", filename=_filename(runs, panel))
 
 
