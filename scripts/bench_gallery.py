@@ -43,8 +43,7 @@ PAGES = {
     "compare two evaluations": "/compare?run={run}",
     "the same, sorted by gain": "/compare?run={run}&sort=gain",
     "compare two runs": "/compare",
-    "samples": "/samples?run={run}",
-    "samples with a word": "/samples?run={run}&prompt=apples&sort=value",
+    "the same with a word": "/compare?run={run}&prompt=apples&sort=value",
     "trees": "/trees?run={run}",
     "tree": "/tree?run={run}&tree=000020-3",
     "curves": "/curves?run={run}",
@@ -52,7 +51,7 @@ PAGES = {
     "votes": "/votes",
     "report": "/report?run={run}",
 }
-WITHOUT = ("curves", "votes")
+WITHOUT = ("start", "curves", "votes")
 """Pages without an image."""
 INLINE = ("report",)
 """Pages whose images are part of them."""

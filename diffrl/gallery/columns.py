@@ -101,7 +101,9 @@ def latents(run: RunSource) -> str:
 
 
 def choose(site: Site, query: Query) -> Choice:
-    """Return the columns that were asked for: by `columns`, by `run` (first against last), or of all sources the last.
+    """Return the columns that were asked for: by `columns`, by a `run` (first against last), else of sources the last.
+
+    Several of `run` name the sources, none means all.
 
     Raises:
         GalleryError: an unknown column, or more than six.
@@ -113,9 +115,11 @@ def choose(site: Site, query: Query) -> Choice:
                 f"A comparison has {FEWEST} to {MOST} columns. Got {len(keys)}. Change the address, or go back."
             )
         return Choice(named([site.state(key) for key in keys]), chosen=True)
-    if query.text("run") or len(site.sources) == 1:
-        return first_and_last(site.source(query.text("run")))
-    return last_of_all(site.sources)
+    runs = dict.fromkeys(query.all("run"))
+    if len(runs) == 1 or len(site.sources) == 1:
+        return first_and_last(site.source(next(iter(runs), "")))
+    chosen = [site.source(key) for key in runs] or site.sources
+    return last_of_all([source for source in site.sources if source in chosen])
 
 
 def named(pairs: Sequence[tuple[Source, State]]) -> list[Column]:

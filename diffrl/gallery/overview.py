@@ -10,7 +10,7 @@ from diffrl.gallery.compare import Row, filter_by_images, filter_by_judgement, l
 from diffrl.gallery.errors import GalleryError
 from diffrl.gallery.numbers import sign, three
 from diffrl.gallery.progress import Change, Progress, setting
-from diffrl.gallery.records import Brief, Source, describe_reward
+from diffrl.gallery.records import Brief, Source, State, describe_reward
 from diffrl.gallery.rows import View, views
 from diffrl.gallery.runs import RunSource
 from diffrl.gallery.score_table import paired_change
@@ -148,17 +148,16 @@ def judged(change: Change, interval: Estimate | None) -> str:
     return f" That is {word}: its 95 % interval excludes 0." if word else " Its 95 % interval includes 0."
 
 
-def missing(course: Progress | None, pairs: Pairs) -> list[str]:
+def missing(course: Progress | None, last: State | None) -> list[str]:
     """Return sentences on files of a run that were lost, or did not come along with a copy of it.
 
     Args:
         course: what its files tell; None if they cannot be read.
-        pairs: of its samples.
+        last: the last that has samples.
     """
     if course is None:
         return []
     notes = []
-    last = pairs.columns[-1].state if pairs.columns else None
     if last is not None and last.stage == "eval" and last.iteration > course.done and course.state != "running":
         rows = f"ends at iteration {course.done:,}" if course.evaluations or course.training else "has no rows"
         notes.append(f"metrics.jsonl {rows}, but images go to evaluation {last.iteration:,}: rows are missing.")

@@ -9,7 +9,7 @@ import time
 from collections import Counter
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
-from functools import lru_cache
+from functools import cached_property, lru_cache
 from pathlib import Path
 from typing import Any
 
@@ -18,9 +18,8 @@ from diffrl.gallery.errors import GalleryError
 from diffrl.gallery.numbers import finite
 from diffrl.gallery.records import State, falls
 from diffrl.gallery.runs import MARKS, RunSource, changed
-from diffrl.gallery.series import Track, track_of
 from diffrl.tracking.endings import FAILED, RESUMED, STOPPED
-from diffrl.tracking.health import AILMENTS, health_of
+from diffrl.tracking.health import Health, health_of
 from diffrl.tracking.metrics import parse_row
 
 HELD_OUT = "held_out/"
@@ -63,7 +62,7 @@ class Progress:
         done: iterations.
         total: iterations that were asked for; None if config.yaml does not tell.
         written: seconds since 1970 of the last change.
-        evaluations: iteration and held-out values by reward name.
+        rows: of metrics.jsonl that have held-out values.
         training: iteration and mean training reward, thinned to `POINTS`.
         broken: lines of metrics.jsonl that are no rows, apart from a last one that is being written.
         ended: how it was stopped, as far as its log tells: one of `ENDED`, "" otherwise.
@@ -74,11 +73,25 @@ class Progress:
     done: int
     total: int | None
     written: float
-    evaluations: Sequence[tuple[int, Mapping[str, float | None]]]
+    rows: Sequence[Mapping[str, Any]]
     training: Sequence[tuple[int, float]]
     broken: int
     ended: str = ""
     lower: Collection[str] = ()
+
+    @cached_property
+    def evaluations(self) -> list[tuple[int, dict[str, float | None]]]:
+        """Iteration and held-out values by reward name."""
+        held = [{name: row[name] for name in row if name.startswith(HELD_OUT)} for row in self.rows]
+        return [
+            (row["iteration"], {name.removeprefix(HELD_OUT): finite(value) for name, value in values.items()})
+            for row, values in zip(self.rows, held, strict=True)
+        ]
+
+    @cached_property
+    def health(self) -> Health | None:
+        """What the evaluations say of the weights, by the first held-out reward; None without one."""
+        return health_of(self.rows, self.headline[0].name, self.headline[0].lower) if self.headline else None
 
     @property
     def changes(self) -> list[Change]:
@@ -101,13 +114,13 @@ def progress(run: RunSource) -> Progress:
     Raises:
         GalleryError: a file of it cannot be read (503).
     """
-    evaluations, training, done, broken = read_rows(run.place("metrics.jsonl"))
+    rows, training, done, broken = read_rows(run.place("metrics.jsonl"))
     written = max(changed(run.path / name) for name in MARKS) / 1e9
     ended = how_it_ended(run)
     state = state_now(run, written, ended)
     ended = "" if state == "finished" else ended
     lower = run.lower_is_better(State("eval", done))
-    return Progress(state, done, asked(run), written, evaluations, training, broken, ended, lower)
+    return Progress(state, done, asked(run), written, rows, training, broken, ended, lower)
 
 
 def state_now(run: RunSource, written: float, ended: str) -> str:
@@ -129,8 +142,8 @@ def state_now(run: RunSource, written: float, ended: str) -> str:
 
 def read_rows(
     path: Path,
-) -> tuple[list[tuple[int, dict[str, float | None]]], list[tuple[int, float]], int, int]:
-    """Return evaluations, training rewards, the last iteration and the count of broken lines, parsing what is shown.
+) -> tuple[list[dict[str, Any]], list[tuple[int, float]], int, int]:
+    """Return evaluations, training rewards, the last iteration and how many lines are broken; few lines are parsed.
 
     Raises:
         GalleryError: the file cannot be read (503).
@@ -143,7 +156,7 @@ def read_rows(
     marked = {i for i, line in enumerate(lines) if b'"held_out/' in line}
     every = max(1, -(-(len(lines) - 1) // (POINTS - 1)))
     thinned = {*range(0, len(lines), every), *range(len(lines))[-1:]}
-    evaluations: list[tuple[int, dict[str, float | None]]] = []
+    evaluations: list[dict[str, Any]] = []
     training: list[tuple[int, float]] = []
     done = broken = 0
     for i in sorted(marked | thinned):
@@ -152,9 +165,8 @@ def read_rows(
             broken += 1
             continue
         done = max(done, row["iteration"])
-        held = {name.removeprefix(HELD_OUT): finite(value) for name, value in row.items() if name.startswith(HELD_OUT)}
-        if held:
-            evaluations.append((row["iteration"], held))
+        if any(name.startswith(HELD_OUT) for name in row):
+            evaluations.append(row)
         if (mean := finite(row.get("reward/mean"))) is not None and i in thinned:
             training.append((row["iteration"], mean))
     if unfinished and (row := _row(unfinished[0])):
@@ -199,25 +211,32 @@ def updates_once(run: RunSource) -> bool:
     return setting(run, "updates_per_iteration", "train") == 1 and not old_policy_is_ema
 
 
+def settings(run: RunSource) -> dict[str, Any]:
+    """Return the configuration; nothing where config.yaml cannot be read."""
+    try:
+        config = _config(run.read_text("config.yaml"))
+    except (GalleryError, OSError):
+        return {}
+    return config if isinstance(config, dict) else {}
+
+
 def setting(run: RunSource, name: str, section: str = "run") -> object:
     """Return an entry of a section of the configuration; None where there is none, or config.yaml cannot be read."""
-    try:
-        return _config(run.read_text("config.yaml"))[section][name]
-    except (GalleryError, OSError, TypeError, KeyError):
-        return None
+    of_section = settings(run).get(section)
+    return of_section.get(name) if isinstance(of_section, dict) else None
 
 
 def recipe(run: RunSource) -> tuple[str, object] | None:
     """Return the configuration but for seed, name and place as text, and the seed; None where it cannot be read."""
     try:
-        config = _config(run.read_text("config.yaml"))
+        config = settings(run)
         run_section = {key: value for key, value in config["run"].items() if key not in ("seed", "name", "dir")}
         return json.dumps({**config, "run": run_section}, sort_keys=True, default=str), config["run"].get("seed")
-    except (GalleryError, OSError, TypeError, KeyError, AttributeError, ValueError):
+    except (TypeError, KeyError, AttributeError, ValueError):
         return None
 
 
-@lru_cache(maxsize=128)
+@lru_cache(maxsize=512)
 def _config(text: str) -> Any:
     """Return the configuration; None where it cannot be read, which may take seconds too."""
     import yaml
@@ -268,25 +287,10 @@ def _row(line: bytes) -> dict[str, Any] | None:
     return row if row is not None and type(row.get("iteration")) is int and abs(row["iteration"]) < MOST else None
 
 
-def marks(track: Track, headline: Sequence[Change]) -> list[tuple[str, int, str]]:
-    """Return words, iteration and option of the best evaluation, and of the newest healthy one if that is another.
-
-    Args:
-        track: metrics of the run.
-        headline: its held-out rewards, of which the first counts.
-    """
-    if not headline:
+def marks(course: Progress | None) -> list[tuple[str, int, str]]:
+    """Return words, iteration and option of the best evaluation, and of the newest healthy one if that is another."""
+    if course is None or (health := course.health) is None:
         return []
-    first = headline[0]
-    names = (
-        f"held_out/{first.name}",
-        "sentinel/alarms",
-        "sentinel/back_to",
-        *(f"sentinel/{name}" for name in AILMENTS),
-    )
-    columns = zip(track.along("iteration"), *map(track.along, names), strict=True)
-    rows = [{"iteration": int(at), **dict(zip(names, rest, strict=True))} for at, *rest in columns if at is not None]
-    health = health_of(rows, first.name, first.lower)
     trained = [step for step in health.values if step]
     best, sound = health.best(trained), health.healthy(trained)
     marked = (
@@ -295,10 +299,9 @@ def marks(track: Track, headline: Sequence[Change]) -> list[tuple[str, int, str]
     return marked if sound in (best, None) else [*marked, ("newest healthy", sound, f"--step {sound}")]
 
 
-def marked(run: RunSource, track: Track | None = None) -> dict[int, str]:
+def marked(run: RunSource) -> dict[int, str]:
     """Return what evaluations of a run are marked as, by iteration; nothing of one whose files cannot be read."""
     try:
-        headline = progress(run).headline
+        return {iteration: words.partition(" by ")[0] for words, iteration, _ in marks(progress(run))}
     except GalleryError:
         return {}
-    return {iteration: words.partition(" by ")[0] for words, iteration, _ in marks(track or track_of(run), headline)}

@@ -5,7 +5,7 @@ from __future__ import annotations
 import importlib
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import jinja2
 from markupsafe import Markup
@@ -17,13 +17,18 @@ from diffrl.gallery.links import Links
 from diffrl.gallery.numbers import sign, signed, three
 from diffrl.gallery.paths import is_video
 from diffrl.gallery.query import Query
-from diffrl.gallery.records import Answer, Sample, Source, State, describe_reward
+from diffrl.gallery.records import Answer, Brief, Sample, Source, State, describe_reward
 from diffrl.gallery.runs import RunSource
 from diffrl.gallery.thumbnails import Thumbnails, moves
 from diffrl.trees.read import list_trees
 
+if TYPE_CHECKING:
+    from diffrl.gallery.run_table import Difference, Entry
+
 TABLES, REPORTS = 32 * 2**20, 8
 """Characters of the tables, and number of the reports, a few MB each, that stay in memory."""
+RUNS = 1000
+"""Rows of the table of runs that stay in memory."""
 QUEUE = 8
 """Visitors who may wait for a drawing, or for a report. They take seconds each of a core that training may use too."""
 
@@ -36,7 +41,7 @@ PAGES: Mapping[str, str] = {
     "home": "diffrl.gallery.pages.home:home",
     "run": "diffrl.gallery.pages.run:run",
     "compare": "diffrl.gallery.pages.compare:compare",
-    "samples": "diffrl.gallery.pages.samples:samples",
+    "runs.csv": "diffrl.gallery.pages.home:runs_csv",
     "evaluations.json": "diffrl.gallery.pages.evaluations:evaluations_json",
     "evaluations.js": "diffrl.gallery.pages.evaluations:evaluations_js",
     "trees": "diffrl.gallery.pages.trees:trees",
@@ -71,6 +76,9 @@ class Site:
         self.links, self.options = links, dict(options or {})
         self.thumbnails = Thumbnails()
         self.tables: Kept[str] = Kept(TABLES, len, makers=1, waiting=QUEUE)
+        self.entries: Kept[Entry] = Kept(RUNS, lambda entry: 1)
+        self.differences: Kept[Difference] = Kept(8 * RUNS, lambda difference: 1)
+        self.briefs: Kept[list[Brief]] = Kept(8, lambda briefs: 1)  # of the baseline's last evaluations
         self.reports: Kept[str] = Kept(REPORTS, lambda document: 1, makers=1, waiting=QUEUE)
         self._colours: dict[str, int] = {}
         self.templates = jinja2.Environment(

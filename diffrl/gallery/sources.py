@@ -25,7 +25,9 @@ SCAN = 3.0
 
 
 def find_sources(paths: Sequence[Path]) -> list[Source]:
-    """Return runs and folders, in the order in which they were given; of a folder of runs, the last begun first.
+    """Return runs in the order in which they began, whatever order they were named in; then folders as given.
+
+    The first of two runs is the baseline of the other, so the pages of some runs say the same however they are named.
 
     Args:
         paths: from the command line; none means runs/.
@@ -44,7 +46,7 @@ def find_sources(paths: Sequence[Path]) -> list[Source]:
         if not path.is_dir():
             default = " Train one: diffrl train configs/quickstart.yaml." if not paths else ""
             raise ConfigError(f"The gallery shows directories of runs or of images. There is no {path}.{default}")
-        runs = [path] if is_run(path) else sorted(runs_below(path), key=begun, reverse=True)
+        runs = [path] if is_run(path) else runs_below(path)
         if runs:
             kinds += [(run, "run") for run in runs]
         elif holds_media(path):
@@ -54,8 +56,9 @@ def find_sources(paths: Sequence[Path]) -> list[Source]:
                 f"The gallery shows directories of runs or of images. {path} holds neither: no {INDEX} down to "
                 f"{DEPTH} levels, no image. Give the directory of a run."
             )
-    unique = list({path.resolve(): (path, kind) for path, kind in reversed(kinds)}.values())[::-1]
-    return _named(unique)
+    unique = {path.resolve(): (path, kind) for path, kind in kinds}
+    runs = sorted((one for one in unique.values() if one[1] == "run"), key=lambda one: (begun(one[0]), str(one[0])))
+    return _named([*runs, *(one for one in unique.values() if one[1] == "folder")])
 
 
 def begun(run: Path) -> float:
@@ -80,7 +83,7 @@ class Watched:
         self._seen, self._lock = time.monotonic(), threading.Lock()
 
     def __call__(self) -> list[Source]:
-        """All sources by now, new ones first; looked for at most every `SCAN` seconds."""
+        """All sources by now, new ones last; looked for at most every `SCAN` seconds."""
         with self._lock:
             if time.monotonic() - self._seen >= SCAN:
                 with contextlib.suppress(OSError):  # a folder that went away in between has nothing new
@@ -94,7 +97,7 @@ class Watched:
         runs = [run for folder in folders for run in ([folder] if is_run(folder) else runs_below(folder))]
         new = [(run, "run") for run in runs if run.resolve() not in known]
         if new:
-            self._sources = [*_named(new, self._sources), *self._sources]
+            self._sources = [*self._sources, *_named(new, self._sources)]
 
     def _is_shown(self, path: Path) -> bool:
         """Return whether a folder is a source itself, a folder of images."""

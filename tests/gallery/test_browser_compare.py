@@ -202,7 +202,7 @@ def test_films_stand_still_until_they_are_played(page, served, tmp_path):
         page.locator("img.moving").evaluate_all("e => Promise.all(e.map(one => one.decode()))")
         return set(page.locator("img.moving").evaluate_all(script))
 
-    for address in ("/", "/compare", "/samples"):
+    for address in ("/", "/compare", "/compare?columns=film@eval-2"):
         page.goto(base + address)
         assert shown() == {"1"}, address  # less motion was asked for
         page.get_by_role("button", name="Play").click()
@@ -223,7 +223,14 @@ def test_a_phone_needs_no_sideways_scrolling(page, served, tmp_path):
     base = served(one, two)
     page.set_viewport_size({"width": 390, "height": 844})
     columns = "&".join(f"columns={one.name}@eval-{i}&columns=two@eval-{i}" for i in (0, 2, 4))
-    for address in ("/", "/run?run=two", "/compare", f"/compare?{columns}", "/samples?run=two", f"/run?run={one.name}"):
+    for address in (
+        "/",
+        "/run?run=two",
+        "/compare",
+        f"/compare?{columns}",
+        "/compare?columns=two@eval-4",
+        f"/run?run={one.name}",
+    ):
         assert page.goto(base + address).status == 200 and page.evaluate(FITS) <= 390, address
     page.locator(".item .open").first.click()
     assert page.locator("#lightbox").bounding_box()["width"] <= 390 and page.evaluate(FITS) <= 390
@@ -280,8 +287,8 @@ def test_a_page_from_disk_filters_sorts_and_turns_by_itself(page, tmp_path):
     assert enlarged(page) == ["1 of 31", names[0]] and page.locator("[data-do=previous]").is_disabled()
     page.keyboard.press("Escape")
     page.locator(".lightbox[open]").wait_for(state="hidden")  # until then it takes the keys
-    for _ in range(23):
-        page.keyboard.press("j")
+    current = "rows.shown().indexOf(document.activeElement)"
+    until(lambda: page.evaluate(current) == 23 or page.keyboard.press("j"))  # a dialog that closes takes some
     page.keyboard.press("Enter")
     until(lambda: enlarged(page) == ["24 of 31", names[23]])
     page.keyboard.press("ArrowRight")
@@ -423,8 +430,8 @@ def test_a_page_with_some_of_the_rows_tells_the_counts_of_all(page, tmp_path, mo
         monkeypatch.setattr(module, "EXPORTED", 5)
     site = Site(find_sources([run]), StaticLinks(lambda source, file, size, still: file))
     (tmp_path / "static").symlink_to(STATIC)
-    for name in ("compare", "samples"):
-        body = site.answer(name, Query({"run": ["made"], "reward": ["total"]})).body
+    for name, asked_for in (("compare", {"run": ["made"]}), ("alone", {"columns": ["made@eval-4"]})):
+        body = site.answer("compare", Query({**asked_for, "reward": ["total"]})).body
         (tmp_path / f"{name}.html").write_text(body, encoding="utf-8")
     page.goto((tmp_path / "compare.html").as_uri())
     part = page.locator("#summary [data-part]")
@@ -437,7 +444,7 @@ def test_a_page_with_some_of_the_rows_tells_the_counts_of_all(page, tmp_path, mo
     assert told(page) == everything and "the first 5" in part.inner_text()
     page.locator("[name=reward]").select_option("shapes")
     assert told(page)[:2] == ["5", "shapes"]
-    page.goto((tmp_path / "samples.html").as_uri())
+    page.goto((tmp_path / "alone.html").as_uri())
     assert told(page) == ["8"]
     page.locator("[name=low]").fill("0.5")
     assert told(page) == ["5"] and part.inner_text() == "of the 5 rows on this page"

@@ -58,13 +58,13 @@ def test_a_visitor_walks_through_the_site_from_disk(opened):
     assert pictures_are_there(page) >= 2
     assert page.locator("a[href^='vote-'], a[href^='vote.'], form[method=post]").count() == 0  # nothing can be sent
     nav = page.locator("header nav")
-    for name in ("Compare", "Samples", "Trees", "Curves", "Votes"):
+    for name in ("Compare", "Trees", "Curves", "Votes"):
         link = nav.get_by_role("link", name=name, exact=True)
         link.click()
         nav.locator(f"a[aria-current=page]:text-is('{name}')").wait_for()  # the page that was asked for is there
         page.locator("h1").first.wait_for()
         assert page.locator("[role=alert].message").count() == 0, name
-        if name in ("Compare", "Samples"):
+        if name == "Compare":
             assert pictures_are_there(page) >= 6
     nav.get_by_role("link", name="Report", exact=True).click()  # one file, without the site's navigation
     page.locator(".curve svg").first.wait_for()

@@ -214,7 +214,7 @@ def test_points_open_their_pair_and_arrows_go_from_point_to_point(page, compare)
 
 
 def test_one_column_is_compared_with_its_first_evaluation(page, served, run):
-    page.goto(f"{served(run)}/samples?run=made")
+    page.goto(f"{served(run)}/compare?columns=made@eval-4")
     page.locator(".item .open").nth(ROW).click()
     until(lambda: page.locator("[data-mode=swipe]").is_enabled())
     assert files(page) == ["4/1-1"]

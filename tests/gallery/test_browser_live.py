@@ -93,7 +93,7 @@ def test_pages_that_draw_their_news_themselves_are_told_and_left_alone(served, p
 
 
 def test_a_page_without_news_stays_as_it_is(served, page, run):
-    opened(page, f"{served(run)}/samples?run=made&state=eval-0")
+    opened(page, f"{served(run)}/compare?columns=made@eval-0")
     page.evaluate("window.old = document.querySelector('main .item')")
     with (run / "log.txt").open("a") as file:
         file.write("a line that this page does not show\n")

@@ -122,7 +122,7 @@ def last(method):
 
 def run_of(way, method):
     """From the start page to a run."""
-    way.press(way.page.locator(".source h2").get_by_role("link", name=method, exact=True))
+    way.press(way.page.locator("#runs th").get_by_role("link", name=method, exact=True))
     way.page.locator("[data-page=run]").wait_for()
     way.page.wait_for_load_state()  # its scripts too: before them an image is a link to itself
 

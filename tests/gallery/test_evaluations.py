@@ -66,7 +66,7 @@ def test_a_cell_leads_to_its_own_sample(made, client_of):
         (sample,) = [one for one in data["samples"] if int(number) in one["ids"]]
         key = data["keys"][sample["ids"].index(int(number))]
         assert key == f"eval-{oracle[int(number)]['iteration']}"
-    training = client.get("/samples?state=train-1").text
+    training = client.get("/compare?columns=made@train-1").text
     assert "<figure" in training and "data-evaluations" not in training, "its noise is drawn anew each time"
 
 
@@ -77,7 +77,7 @@ def test_prompts_come_in_blocks(tmp_path, client_of):
     for block, groups in ((0, range(BLOCK)), (1, range(BLOCK, BLOCK + 3)), (2, range(0))):
         data = asked(client, "long", block).json()
         assert [oracle[one["ids"][0]]["sample"][1] for one in data["samples"]] == list(groups)
-    text = client.get("/samples?run=long").text
+    text = "".join(client.get(f"/compare?run=long&page={page}").text for page in (1, 2))
     assert {int(n) for n in re.findall(r"block=(\d+)", text)} == {0, 1}
 
 

@@ -113,19 +113,14 @@ def test_of_many_evaluations_some_have_pages_and_the_site_says_so(monkeypatch, t
     options = {"votes": tmp_path / "votes.jsonl"}
     lines = export_site(find_sources([tmp_path / "long", tmp_path / "short"]), site, options)
     kept = [50, 100, 150, 200]  # beside the first and the last, 0 and 220
-    assert {path.name for path in site.glob("samples-long*")} == {
-        "samples-long.html",
-        *(f"samples-long-eval-{iteration}.html" for iteration in (0, *kept)),
-    }
     assert {path.name for path in site.glob("compare-long*")} == {
         "compare-long.html",
         *(f"compare-long-eval-0-long-eval-{iteration}.html" for iteration in kept),
     }
-    assert len(list(site.glob("samples-short*"))) == 4
-    for page in ("compare-long.html", "samples-long-eval-50.html", "compare.html"):
+    for page in ("compare-long.html", "compare.html"):
         text = re.sub(r"\s+", " ", (site / page).read_text("utf-8"))
         assert "17 more evaluations are not in this exported site" in text, page
-    assert "are not in this" not in (site / "samples-short.html").read_text("utf-8")
+    assert "are not in this" not in (site / "compare-short.html").read_text("utf-8")
     assert [line for line in lines if "evaluations are" in line] == [
         "Of long 6 of 23 evaluations are shown: the first, the last, some between."
     ]

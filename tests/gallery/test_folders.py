@@ -90,7 +90,7 @@ def test_a_page_never_shows_a_picture_under_the_prompt_of_another(source, monkey
         return found
 
     monkeypatch.setattr(source, "briefs", and_then_it_changes)
-    text = Site([source], ServerLinks("t"), {}).answer("samples", Query()).body
+    text = Site([source], ServerLinks("t"), {}).answer("compare", Query()).body
     rows = [
         (prompt, file)
         for row in text.split('<li class="item"')[1:]
@@ -109,7 +109,7 @@ def test_what_browsers_do_not_play_is_left_out_and_counted(source):
     for name in ("b.mkv", "c.AVI"):
         with pytest.raises(GalleryError):
             source.media(name)
-    text = Site([source], ServerLinks("t"), {}).answer("samples", Query()).body
+    text = Site([source], ServerLinks("t"), {}).answer("compare", Query()).body
     assert re.findall(r'<video [^>]*src="/media/pictures/([^"]*)"', text) == ["e.mp4", "f.m4v", "g.webm", "h.mov"]
     assert not re.findall(r'<img [^>]*src="[^"]*\.(?:mp4|m4v|webm|mov|mkv|avi)', text, re.I)
     for name in ("bare.png", "cat.png", "dog.png", "sub/bird.png", "e.mp4", "f.m4v", "g.webm", "h.mov"):

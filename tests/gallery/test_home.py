@@ -17,6 +17,7 @@ from diffrl.gallery.progress import is_locked, progress, read_rows
 from diffrl.gallery.runs import RunSource
 from diffrl.tracking.store import SampleStore
 from tests.gallery.made import PROMPTS, add_evaluation, eval_sample, flat, make_run, metrics_rows, write_metrics
+from tests.gallery.test_run_table import rows_of
 
 OLD = time.time() - 7200
 
@@ -179,25 +180,6 @@ def test_samples_kept_for_their_change_are_not_called_unselected(tmp_path, clien
     assert found == [0, 1, 2, 3, 4, 6] and "the first 6 of those whose images were kept" in text
 
 
-def test_a_card_for_each_source_newest_first_and_one_that_is_broken(tmp_path, client_of):
-    old = aged(make_run(tmp_path / "runs" / "old"))
-    make_run(tmp_path / "runs" / "new", iterations=2)
-    bad = aged(make_run(tmp_path / "runs" / "bad"))
-    (bad / "samples.sqlite").write_bytes(b"no database at all, but long enough to look like one" * 40)
-    os.utime(bad / "samples.sqlite", (OLD - 99, OLD - 99))
-    os.utime(old / "metrics.jsonl", (OLD + 60, OLD + 60))
-    answer = client_of(tmp_path / "runs").get("/")
-    cards = dict(re.findall(r'<h2><i[^>]*></i> <a href="/run\?run=(\w+)">.*?</h2>(.*?)</li>', answer.text, re.S))
-    assert answer.status_code == 200 and list(cards) == ["new", "old", "bad"]
-    assert "cannot be used" in cards["bad"] and "/media/" not in cards["bad"]
-    assert re.findall(r"src=\"/media/old/samples/(\S+)\?size", cards["old"]) == [
-        f"eval-00000{i}/{g}-{r}.webp" for g, r in ((0, 0), (0, 1), (1, 0), (1, 1)) for i in (0, 4)
-    ]
-    assert "0.200 → <strong>0.600</strong>" in cards["old"] and "2 of 4 iterations" in cards["new"]
-    assert 'href="/compare"' in answer.text and 'href="/curves"' in answer.text
-    assert client_of(tmp_path / "runs").get("/compare").status_code == 200  # without the broken one
-
-
 def test_finished_stopped_and_running(tmp_path):
     done, left = make_run(tmp_path / "done"), aged(make_run(tmp_path / "left", iterations=2, finished=False))
     assert progress(RunSource("done", done)).state == "finished"
@@ -228,13 +210,12 @@ def test_what_was_lost_of_a_run_is_told(tmp_path, client_of):
         "copy": "config.yaml and summary.json are not there: nothing tells whether this run has ended.",
     }
     client = client_of(tmp_path / "runs")
-    cards = dict(
-        re.findall(r'<h2><i[^>]*></i> <a href="/run\?run=(\w+)">.*?</h2>(.*?)</li>', client.get("/").text, re.S)
-    )
+    cards = rows_of(client.get("/").text)
     for name, card in cards.items():
         page = client.get(f"/run?run={name}").text
         for other, sentence in words.items():
             assert (sentence in page) == (sentence in card) == (name == other), (name, other)
+    assert len(cards) == 3
     assert "state unknown</span> 4 iterations" in cards["copy"] and "running" not in cards["copy"]
     assert '"running": false' in json.dumps(client.get("/state").json()["copy"])
     going = make_run(tmp_path / "going", finished=False)  # pictures of an evaluation come before its row
@@ -267,7 +248,7 @@ def test_what_the_numbers_are_means_over_is_told_where_pictures_are_fewer(made, 
 
 
 @pytest.mark.parametrize(("spread", "css"), [(0.01, "loss"), (0.6, ""), (None, "")])
-def test_a_card_and_the_overview_colour_a_change_only_if_its_interval_leaves_0_out(tmp_path, client_of, spread, css):
+def test_the_overview_colours_a_change_only_if_its_interval_leaves_0_out(tmp_path, client_of, spread, css):
     """Six prompts that fall by 0.1 in the mean; without their samples there is no interval."""
     runs = [make_run(tmp_path / "runs" / name) for name in ("one", "two")]
     config = "run: {iterations: 4}\neval: {samples: 6, rewards: [{name: shapes}]}\n"
@@ -281,8 +262,7 @@ def test_a_card_and_the_overview_colour_a_change_only_if_its_interval_leaves_0_o
             scores = [0.7 + turn * change for change in changes]
             store.write([eval_sample(4 * turn, n, 0, f"p {n}", score) for n, score in enumerate(scores)])
     client = client_of(*runs)
-    for page in (client.get("/").text, client.get("/run?run=one").text):
-        assert re.findall(r'<span class="chip (\w*)" title="last[^>]*>−0.100<', page) == [css]
+    assert re.findall(r'<span class="chip (\w*)" title="last[^>]*>−0.100<', client.get("/run?run=one").text) == [css]
 
 
 def test_long_metrics_are_thinned_but_keep_every_evaluation(tmp_path):
@@ -292,7 +272,8 @@ def test_long_metrics_are_thinned_but_keep_every_evaluation(tmp_path):
     path = tmp_path / "metrics.jsonl"
     path.write_text("".join(json.dumps(row) + "\n" for row in rows), encoding="utf-8")
     evaluations, training, done, broken = read_rows(path)
-    assert [n for n, _ in evaluations] == list(range(0, 1002, 7)) and evaluations[-1][1] == {"a": 1001 / 3}
+    assert [row["iteration"] for row in evaluations] == list(range(0, 1002, 7))
+    assert evaluations[-1]["held_out/a"] == 1001 / 3
     assert done == 1001 and broken == 0 and 150 <= len(training) <= 250
     assert training[0] == (0, 0.0) and training[-1] == (1001, 1001 / 7)
 

@@ -47,7 +47,7 @@ def test_samples_without_a_picture_have_that_of_their_leaf(grown, client_of):
             assert client_of(run).get(f"/media/made/{sample.file}").status_code == 200
         else:
             assert sample.leaf is sample.file is None and not brief.has_image
-    text = client_of(run).get("/samples?run=made&state=train-20").text
+    text = client_of(run).get("/compare?columns=made@train-20").text
     links = re.findall(r'href="/tree\?run=made&amp;tree=000020-3#node-(\d+)">why<', text)
     assert sorted(map(int, links)) == sorted(node.id for node in leaves.values())
 
@@ -56,5 +56,5 @@ def test_samples_without_a_picture_have_that_of_their_leaf(grown, client_of):
 def test_a_tree_that_cannot_be_read_gives_nothing_and_breaks_nothing(grown, client_of, damage):
     run, _ = grown
     (run / "trees/000020-3/tree.json").write_text(damage)
-    answer = client_of(run).get("/samples?run=made&state=train-20")
+    answer = client_of(run).get("/compare?columns=made@train-20")
     assert answer.status_code == 200 and ">why<" not in answer.text and "no image kept" in answer.text

@@ -44,7 +44,7 @@ def run(whole, tmp_path):
 
 
 def pages(client):
-    names = ("", "run", "samples", "trees", "tree", "curves", "curves.csv")
+    names = ("", "run", "compare", "trees", "tree", "curves", "curves.csv")
     return {name: client.get(f"/{name}?run=made&tree=000020-3" if name else "/") for name in names}
 
 

@@ -255,10 +255,10 @@ def test_the_browser_shows_the_new_picture_and_turns_as_the_thumbnails_do(served
             assert (sizes[0][0] < sizes[0][1]) == upright
             shown, kind = blind_image(folder / f"{name}.{suffix}", folder / f"{name}.{suffix}")
             assert list(Image.open(io.BytesIO(shown)).size) == sizes[0] and kind == "image/png"
-    assert "samples" in show(page, f"{address}/samples")
+    assert "compare" in show(page, f"{address}/compare")
     for suffix in suffixes.values():
         Image.new("RGB", (77, 77), "blue").save(folder / f"broken.{suffix}")
-    show(page, f"{address}/samples")
+    show(page, f"{address}/compare")
     assert page.evaluate("[...document.images].filter(i => i.naturalWidth === 77).length") == 3
 
 

@@ -22,7 +22,7 @@ from tests.gallery.test_votes import side
 
 WORDS = 25
 PAGES = (
-    *("/", "/run?run=made", "/compare", "/compare?run=made", "/samples?run=made", "/curves", "/votes"),
+    *("/", "/run?run=made", "/compare", "/compare?run=made", "/compare?columns=made@eval-4", "/curves", "/votes"),
     *("/trees?run=made", "/tree?run=made&tree=000020-3", "/tree?run=made&tree=000021-3", "/report?run=made"),
 )
 
@@ -71,7 +71,7 @@ def test_the_mean_of_the_samples_stays_when_fewer_are_shown(three):
     client, tables = three
     expected = f"shapes {fmean(tables['two'].values()):.3f}, the mean of 36 samples"
     for more in ("", "&prompt=prompt+1", "&low=0.9"):
-        assert first_words(client.get(f"/samples?run=two&reward=shapes{more}").text) == expected
+        assert first_words(client.get(f"/compare?columns=two@eval-4&reward=shapes{more}").text) == expected
 
 
 def test_the_start_names_the_highest_run_only_if_all_are_measured_alike(tmp_path, client_of):
@@ -81,11 +81,11 @@ def test_the_start_names_the_highest_run_only_if_all_are_measured_alike(tmp_path
     rows = [json.loads(line) for line in (runs[1] / "metrics.jsonl").read_text().splitlines()]
     rows[-1]["held_out/shapes_strict"] = 0.875
     (runs[1] / "metrics.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
-    assert first_words(client.get("/").text) == "Highest held-out shapes_strict: two, 0.875"
+    words = "Highest held-out shapes_strict: two, 0.875; ±0.000 over one, 95 % ±0.000 to ±0.000"
+    assert first_words(client.get("/").text) == words, "the samples, which the difference is of, are still equal"
     other = (runs[0] / "config.yaml").read_text().replace("seed: 0", "seed: 1")
     (runs[0] / "config.yaml").write_text(other)
-    words = "Highest held-out shapes_strict of 2 seeds of one configuration: two, 0.875"
-    assert first_words(client_of(*runs).get("/").text) == words
+    assert first_words(client_of(*runs).get("/").text) == "2 runs in 1 arm", "seeds are no rivals"
     config = (runs[0] / "config.yaml").read_text().replace("steps: 3", "steps: 4")
     (runs[0] / "config.yaml").write_text(config)
     assert first_words(client_of(*runs).get("/").text) == "2 runs"

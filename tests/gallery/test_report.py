@@ -241,14 +241,15 @@ def test_a_broken_tree_is_a_sentence_and_hides_no_other(made):
     ],
 )
 def test_what_is_rounding_is_no_change(before, after, expected):
-    course = Progress("finished", 4, 4, 0.0, [(0, {"shapes": before}), (4, {"shapes": after})], [], 0)
+    rows = [{"iteration": 4 * turn, "held_out/shapes": value} for turn, value in enumerate((before, after))]
+    course = Progress("finished", 4, 4, 0.0, rows, [], 0)
     assert lead(course.headline, course) == expected
 
 
 @pytest.mark.parametrize(("lower", "word"), [((), "worse"), ({"blur"}, "better")])
 def test_the_first_sentence_judges_by_the_interval_and_the_direction(lower, word):
-    evaluations = [(0, {"blur": 0.5}), (4, {"blur": 0.4})]
-    course = Progress("finished", 4, 4, 0.0, evaluations, [], 0, lower=lower)
+    rows = [{"iteration": 4 * turn, "held_out/blur": value} for turn, value in enumerate((0.5, 0.4))]
+    course = Progress("finished", 4, 4, 0.0, rows, [], 0, lower=lower)
     clear, unclear = (clustered_estimate(changes, "abc") for changes in ((-0.1, -0.12, -0.08), (-0.6, 0.3, 0.0)))
     assert f" That is {word}:" in lead(course.headline, course, {"blur": clear})
     assert "interval includes 0" in lead(course.headline, course, {"blur": unclear})

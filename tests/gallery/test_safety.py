@@ -94,9 +94,8 @@ def test_hostile_texts_stay_texts_on_every_page(served, strict_page, tmp_path):
     page.on("dialog", lambda dialog: (asked.append(dialog.message), dialog.dismiss()))
     seen = 0
     extra = [
-        f"/samples?run={key}&prompt={quote(HOSTILE[1])}",
+        f"/compare?run={key}&prompt={quote(HOSTILE[1])}",
         f"/{quote(NAME)}",
-        f"/samples?run={key}&reward={quote(NAME)}",
     ]
     extra += [f"/compare?run={key}&reward={quote(NAME)}", f"/vote?run={key}", f"/run?run={quote(HOSTILE[1])}"]
     for path in [*addresses(key), *extra]:
@@ -298,7 +297,7 @@ def test_no_parameter_of_any_page_is_trusted(site_of, whole, monkeypatch, caplog
                 waiting += sorted(values.names - seen)
                 seen |= values.names
             tried.add((name, parameter))
-    assert {("tree", "tree"), ("compare", "columns"), ("samples", "low"), ("curves", "x"), ("votes", "a")} <= tried
+    assert {("tree", "tree"), ("compare", "columns"), ("compare", "low"), ("curves", "x"), ("votes", "a")} <= tried
     assert not caplog.records
 
 
@@ -315,7 +314,7 @@ def test_no_page_reads_outside_its_run(client_of, whole, tmp_path):
         "000020-3/../../../secret",
     ):
         assert client.get(f"/tree?run=made&tree={tree}").status_code in (400, 404)
-    for name in ("run", "samples", "curves", "report", "trees"):
+    for name in ("run", "compare", "curves", "report", "trees"):
         for other in ("..", "../made", str(run), "made/..", "."):
             assert client.get(f"/{name}?run={quote(other, safe='')}").status_code == 404, (name, other)
 
@@ -338,7 +337,7 @@ def test_hostile_names_of_pictures_are_not_followed(client_of, made):
     database.execute("UPDATE samples SET picture = ?", (name,))
     database.close()
     client = client_of(made)
-    found = Attributes(client.get("/samples?run=made&state=eval-4").text).found
+    found = Attributes(client.get("/compare?columns=made@eval-4").text).found
     assert not [attribute for attribute, _ in found if attribute.startswith("on")]
     media = [value for attribute, value in found if attribute in ("src", "data-full") and "/media/" in (value or "")]
     assert len(media) >= 6

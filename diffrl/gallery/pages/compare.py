@@ -78,6 +78,7 @@ def compare(site: Site, query: Query) -> Answer:
     table = score_table(choice.columns, every, pair.against, asked.falling) if len(keys) > 1 else []
     chosen = any(query.text(name) for name in ("of", "against"))
     offered = [] if site.links.exported else groups(site.sources, choice.columns)
+    known = [value for row in every if (value := row.value) is not None]
     values: dict[str, Any] = {
         "run": run,
         "columns": choice.columns,
@@ -91,6 +92,8 @@ def compare(site: Site, query: Query) -> Answer:
         "score_table": table,
         "best_column": None if chosen else best_column(choice.columns, every, table, asked.falling),
         "seeds": seeds,
+        "scored": len(known),
+        "mean": sum(known) / len(known) if known and len(keys) == 1 else None,
         "scatters": scatters(choice.columns, asked, pair, (matched, briefs), site.links.exported)
         if len(keys) > 1
         else [],
@@ -180,7 +183,7 @@ def common_run(columns: Sequence[Column]) -> RunSource | None:
 
 def _is_run(site: Site, query: Query) -> bool:
     """Return whether the address, or the gallery's only source, is a run; a folder has no pages of its own."""
-    if query.all("columns"):
+    if query.all("columns") or len(set(query.all("run"))) > 1:
         return False
     only = site.sources[0] if len(site.sources) == 1 else None
     source = site.source(query.text("run")) if query.text("run") else only

@@ -1,85 +1,162 @@
-"""The start: one run's overview, or a card for each of several sources."""
+"""The start: one run's overview, or the table of runs, and the folders of images beside them."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+import base64
+import csv
+import io
+import json
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
 
-from diffrl.gallery.errors import GalleryError
-from diffrl.gallery.numbers import three
-from diffrl.gallery.overview import before_and_after, intervals, missing, mixed
+from diffrl.files import read_own
+from diffrl.gallery.numbers import signed, three
 from diffrl.gallery.pages.compare import compare
 from diffrl.gallery.pages.curves import measured_alike
 from diffrl.gallery.pages.run import overview
-from diffrl.gallery.progress import Progress, progress
 from diffrl.gallery.query import Query
-from diffrl.gallery.records import Answer, Source, describe_reward
-from diffrl.gallery.rows import View
+from diffrl.gallery.records import Answer, describe_reward
+from diffrl.gallery.run_table import Entry, Row, arm_row, arms_of, differing, entries_of, rewards_of
 from diffrl.gallery.runs import RunSource
-from diffrl.gallery.score_table import seeds_of
 from diffrl.gallery.site import Site
-from diffrl.statistics import Estimate
 
-STRIP = 4
+COLUMNS = 4
+"""Settings that are columns of the table unless the address names others."""
 
 
 @dataclass(frozen=True)
-class Card:
-    """A source on the start page.
+class Table:
+    """What the table of runs shows.
 
     Args:
-        source: which.
-        course: of a run; None of a folder, or if it cannot be read.
-        views: pairs before and after; of a folder, images.
-        intervals: of the held-out changes, by reward; those that hold 0 are shown grey, and so are those without one.
-        notes: sentences on what cannot be shown.
-        written: seconds since 1970 of its last change.
+        rows: a row each arm, in the order in which they began.
+        rewards: that there are.
+        reward: the chosen one; "" without any.
+        lower: whether less of it is better.
+        base: the row of the baseline; None without any run.
+        names: of the settings in which runs differ.
+        chosen: those of them that are columns.
     """
 
-    source: Source
-    course: Progress | None = None
-    views: Sequence[View] = field(default_factory=list)
-    intervals: Mapping[str, Estimate] = field(default_factory=dict)
-    notes: Sequence[str] = field(default_factory=list)
-    written: float = 0.0
+    rows: Sequence[Row]
+    rewards: Sequence[str]
+    reward: str
+    lower: bool
+    base: Row | None
+    names: Sequence[str]
+    chosen: Sequence[str]
+
+    @property
+    def entries(self) -> list[Entry]:
+        """All runs."""
+        return [entry for row in self.rows for entry in row.entries]
+
+    @property
+    def training(self) -> int:
+        """How many of them go on."""
+        return sum(entry.course is not None and entry.course.state == "running" for entry in self.entries)
 
 
 def home(site: Site, query: Query) -> Answer:
     """Return the page."""
-    if len(site.sources) == 1:
-        source = site.sources[0]
+    sources = site.sources
+    if len(sources) == 1:
+        source = sources[0]
         return overview(site, source) if isinstance(source, RunSource) else compare(site, Query())
-    if site.sources and not site.runs:  # folders were given to be compared
+    if sources and not site.runs:  # folders were given to be compared
         return compare(site, query)
-    cards = sorted((card(source) for source in site.sources), key=lambda card: -card.written)
-    return Answer(site.render("home.html", cards=cards, headline=headline(cards)))
+    table = table_of(site, query)
+    values = {
+        "table": table,
+        "headline": headline(table),
+        "folders": [source for source in sources if source.kind == "folder"],
+        "comparisons": comparisons(site.runs),
+        "asked": {name: query.all(name) for name in ("reward", "baseline", "keys")},
+    }
+    return Answer(site.render("home.html", **values))
 
 
-def headline(cards: Sequence[Card]) -> str:
-    """Return which run's last evaluation is best by the first held-out reward, where all are measured alike."""
-    runs = [card for card in cards if card.course and card.course.headline and isinstance(card.source, RunSource)]
-    firsts = [card.course.headline[0] for card in runs if card.course]
-    known = [one.after for one in firsts if one.after is not None]
-    if len(runs) < 2 or len(known) < len(runs) or len({(one.name, one.lower) for one in firsts}) > 1:
+def table_of(site: Site, query: Query) -> Table:
+    """Return the table that an address asks for: `reward`, `baseline` (a run's key) and `keys` (settings)."""
+    entries = entries_of(site)
+    arms, rewards, names = arms_of(entries), rewards_of(entries), differing(entries)
+    reward = query.text("reward") if query.text("reward") in rewards else next(iter(rewards), "")
+    pinned = query.text("baseline")
+    base = next((arm for arm in arms if any(entry.run.key == pinned for entry in arm)), None)
+    base = base or next((arm for arm in arms if any(entry.change(reward) for entry in arm)), arms[0] if arms else [])
+    rows = [arm_row(site, arm, base, reward) for arm in arms]
+    chosen = [name for name in names if name in query.all("keys")] or names[:COLUMNS]
+    lower = any(change.lower for row in rows for change in row.changes)
+    return Table(rows, rewards, reward, lower, next((row for row in rows if row.entries is base), None), names, chosen)
+
+
+def headline(table: Table) -> str:
+    """Return which arm's last evaluation is best by the chosen reward, where all are measured alike."""
+    known = [(row.mean.mean, row) for row in table.rows if row.mean]
+    if len(known) < 2 or len(known) < len(table.rows) or not measured_alike([entry.run for entry in table.entries]):
         return ""
-    if not measured_alike([card.source for card in runs if isinstance(card.source, RunSource)]):
+    best = min(value for value, _ in known) if table.lower else max(value for value, _ in known)
+    rows = [row for value, row in known if value == best]
+    if len(rows) > 1:
         return ""
-    best = min(known) if firsts[0].lower else max(known)
-    if known.count(best) > 1:
-        return ""
-    name, title = describe_reward(firsts[0].name, firsts[0].lower), runs[known.index(best)].source.title
-    seeds = seeds_of([card.source for card in runs])
-    of = f" of {seeds}" if seeds else ""
-    return f"{'Lowest' if firsts[0].lower else 'Highest'} held-out {name}{of}: {title}, {three(best)}"
+    seeds = f", {len(rows[0].entries)} seeds" if rows[0].seeds else ""
+    name = describe_reward(table.reward, table.lower)
+    words = f"{'Lowest' if table.lower else 'Highest'} held-out {name}: {rows[0].title}, {three(best)}{seeds}"
+    estimate = rows[0].difference.estimate if rows[0].difference else None
+    if table.base is None or estimate is None or estimate.low is None:
+        return words
+    interval = f"95 % {signed(estimate.low)} to {signed(estimate.high)}"
+    return f"{words}; {signed(estimate.mean)} over {table.base.title}, {interval}"
 
 
-def card(source: Source) -> Card:
-    """Return a source's card; what is wrong with it stands on it and nowhere else."""
-    try:
-        course = progress(source) if isinstance(source, RunSource) else None
-        pairs = before_and_after(source, STRIP)
-        notes = [*pairs.notes, *missing(course, pairs), *(mixed(source) if isinstance(source, RunSource) else [])]
-        known = intervals(source, pairs, course) if isinstance(source, RunSource) else {}
-        return Card(source, course, pairs.views, known, notes, course.written if course else 0.0)
-    except (GalleryError, OSError) as error:
-        return Card(source, notes=[str(error)])
+def comparisons(runs: Sequence[RunSource]) -> list[dict[str, Any]]:
+    """Return what `diffrl compare` found in the folders that runs lie in: its pairs, its notes and its figure."""
+    entries = []
+    for folder in dict.fromkeys(run.path.resolve().parent.parent for run in runs):
+        try:
+            results = json.loads(read_own(folder / "results.json"))
+            pairs = [(one["second"], one["first"], one["difference"], str(one["finding"])) for one in results["pairs"]]
+            figure = figure_of(folder / "figure.png")
+        except (OSError, ValueError, RecursionError, TypeError, KeyError):
+            continue
+        entries.append({"title": folder.name, "pairs": pairs, "power": results.get("power"), "figure": figure})
+    return entries
+
+
+def figure_of(path: Path) -> str:
+    """Return a PNG as the address of an image that is in the page; "" without one."""
+    return f"data:image/png;base64,{base64.b64encode(read_own(path)).decode()}" if path.is_file() else ""
+
+
+def runs_csv(site: Site, query: Query) -> Answer:
+    """Return the table as CSV, a line each run, with every setting in which runs differ; what is not known is empty."""
+    table, text = table_of(site, query), io.StringIO()
+    writer = csv.writer(text, lineterminator="\n")
+    numbers = ("first", "last", "best", "best after", "difference", "low", "high", "interval", "evaluations", "seconds")
+    writer.writerow(["arm", "run", "seed", "state", "alarms", "reward", *numbers, *table.names])
+    for arm in table.rows:
+        for row in arm.seeds or [arm]:
+            entry, change = row.entries[0], next(iter(row.changes), None)
+            estimate = row.difference.estimate if row.difference else None
+            line = [
+                arm.title,
+                entry.run.title,
+                entry.seed,
+                entry.course and entry.course.state,
+                len(entry.alarms),
+                table.reward,
+                change and change.before,
+                change and change.after,
+                row.best,
+                row.best_at,
+                estimate and estimate.mean,
+                estimate and estimate.low,
+                estimate and estimate.high,
+                row.difference and row.difference.words,
+                row.cost("evaluations"),
+                row.cost("seconds"),
+            ]
+            writer.writerow([*line, *(entry.settings.get(name) for name in table.names)])
+    return Answer(text.getvalue(), "text/csv; charset=utf-8", filename="runs.csv")

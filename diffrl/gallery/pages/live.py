@@ -47,7 +47,7 @@ def _entry(source: Source) -> dict[str, Any]:
     }
 
 
-@lru_cache(maxsize=256)
+@lru_cache(maxsize=1024)
 def _progress(source: RunSource, version: str) -> Progress | None:
     """Return how far a run is, read again when its version changes; None if it cannot be read."""
     try:

@@ -25,7 +25,7 @@ from diffrl.gallery.query import Query
 from diffrl.gallery.records import Answer
 from diffrl.gallery.rows import folded
 from diffrl.gallery.runs import RunSource
-from diffrl.gallery.series import Track, track_of
+from diffrl.gallery.series import track_of
 from diffrl.gallery.site import Site
 from diffrl.trees.record import tree_name
 
@@ -63,7 +63,13 @@ def run_values(site: Site, source: RunSource) -> dict[str, Any]:
     track = track_of(source)
     return {
         "run": source,
-        "notes": [*notes, *led_out(source), *mixed(source), *missing(course, pairs), *pairs.notes],
+        "notes": [
+            *notes,
+            *led_out(source),
+            *mixed(source),
+            *missing(course, pairs.columns[-1].state if pairs.columns else None),
+            *pairs.notes,
+        ],
         "course": course,
         "written": _when(course.written) if course and course.written else "",
         "numbers": numbers(course.changes) if course else [],
@@ -73,8 +79,12 @@ def run_values(site: Site, source: RunSource) -> dict[str, Any]:
         "pairs": pairs,
         "alarms": alarms,
         "log": log,
-        "sentinel": sentinel(track),
-        "marks": marks(track, course.headline if course else ()),
+        "sentinel": [
+            (row["iteration"], int(row["sentinel/alarms"])) for row in course.rows if row.get("sentinel/alarms")
+        ]
+        if course
+        else [],
+        "marks": marks(course),
         "costs": costs_of(summary, track),
         "where": None if site.links.exported else source.path.resolve(),
         "config": source.read_text("config.yaml"),
@@ -129,12 +139,6 @@ def polyline(points: Sequence[tuple[int, float]]) -> str:
         f"{3 + (x - min(xs)) / spans[0] * (WIDE - 6):.1f},{HIGH - 3 - (y - min(ys)) / spans[1] * (HIGH - 6):.1f}"
         for x, y in zip(xs, ys, strict=True)
     )
-
-
-def sentinel(track: Track) -> list[tuple[int, int]]:
-    """Return iteration and number of alarms of the evaluations at which the sentinel saw something."""
-    seen = zip(track.along("iteration"), track.along("sentinel/alarms"), strict=True)
-    return [(int(iteration), int(alarms)) for iteration, alarms in seen if iteration is not None and alarms]
 
 
 def _when(seconds: float) -> str:

@@ -18,7 +18,7 @@ from fastapi import FastAPI, Request, Response
 from fastapi.responses import RedirectResponse
 from starlette.concurrency import run_in_threadpool
 
-from diffrl.gallery.columns import Column, named
+from diffrl.gallery.columns import Column, choose, named
 from diffrl.gallery.errors import GalleryError
 from diffrl.gallery.forms import form_of
 from diffrl.gallery.query import Query
@@ -281,6 +281,12 @@ def chosen_pair(site: Site, query: Query) -> tuple[Column, Column]:
         GalleryError: there are no two.
     """
     keys = [query.text("a"), query.text("b")]
+    runs = list(dict.fromkeys(query.all("run")))
+    if len(runs) > 1 and not any(keys):
+        columns = choose(site, query).columns
+        if len(columns) < 2:
+            raise GalleryError("A vote compares two sets of images. Of these runs not two have any. Choose others.")
+        return columns[0], columns[1]
     if not any(keys):
         return usual_pair(site, query.text("run"))
     if not all(keys):
