@@ -10,6 +10,8 @@ from pathlib import Path
 import pytest
 
 from diffrl.config import load_config
+from diffrl.models.architecture import describe_pipeline
+from diffrl.models.targets import names_layer
 from tests.training.test_presets import PRESETS
 
 ROOT = Path(__file__).parents[1]
@@ -112,6 +114,17 @@ PUBLISHED = {
     "art": {"rollout.stochastic": {"kind": "none"}, "rollout.tree.roots": 8, "train.updates_per_iteration": 2},
 }  # fmt: skip
 
+ATTENTION = ("to_q", "to_k", "to_v", "to_out.0", "add_q_proj", "add_k_proj", "add_v_proj", "to_add_out")
+JOINT = tuple(f"attn.{layer}" for layer in ATTENTION)
+FEED_FORWARD = ("ff.net.0.proj", "ff.net.2", "ff_context.net.0.proj", "ff_context.net.2")
+LORAS = {
+    # github.com/yifan123/flow_grpo: scripts/train_sd3.py, train_flux.py, train_wan2_1.py
+    "sd3": (32, 64, JOINT),
+    "flux": (64, 128, (*JOINT, *FEED_FORWARD)),
+    "wan": (32, 64, ATTENTION),
+}
+"""Rank, alpha and layers of Flow-GRPO's LoRA, by family; of a name that a network lacks nothing is trained."""
+
 HEAD = re.compile(r"^\| key \| published \| `(configs/(\w+)/(\w+)\.yaml)` \| why it differs \|$", re.MULTILINE)
 
 
@@ -145,6 +158,18 @@ def settings_of(preset):
     keys = [key.strip("`") for key, *_ in cells]
     assert len(set(keys)) == len(keys), f"{preset}: a key has two rows"
     return head[1], head[3], {key: tuple(rest) for key, (_, *rest) in zip(keys, cells, strict=True)}
+
+
+@pytest.mark.parametrize("family", LORAS)
+def test_the_lora_is_on_the_layers_that_flow_grpo_trains(family):
+    rank, alpha, targets = LORAS[family]
+    model = load_config(ROOT / f"configs/{family}/flow_grpo.yaml").model
+    shapes = describe_pipeline(model.path).shapes["transformer"]
+    layers = [name.removesuffix(".weight") for name, shape in shapes.items() if len(shape) == 2]
+    published = {layer for layer in layers if re.search(rf"\.({'|'.join(map(re.escape, targets))})$", layer)}
+    trained = {layer for layer in layers if any(names_layer(target, layer) for target in model.lora_targets)}
+    assert trained == published and len(trained) > 100
+    assert (model.lora.rank, model.lora.alpha) == (rank, alpha)
 
 
 def test_every_published_preset_is_here():

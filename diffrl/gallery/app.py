@@ -99,7 +99,6 @@ def make_app(site: Site, host: str = "127.0.0.1") -> FastAPI:
 def respond(answer: Answer) -> Response:
     """Return a page function's answer as HTTP."""
     headers = {"Content-Disposition": f'attachment; filename="{answer.filename}"'} if answer.filename else {}
-    headers |= {"Retry-After": str(answer.retry_after)} if answer.retry_after else {}
     return Response(as_bytes(answer), answer.status, headers, media_type=answer.type)
 
 

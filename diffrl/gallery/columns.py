@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import PurePath
@@ -197,16 +196,6 @@ def exported_states(site: Site, source: Source) -> tuple[list[State], int]:
     """
     states = main_states(source.states())
     return thinned(states, most=site.options.get("evaluations", OFFERED)), len(states)
-
-
-def evaluations_left_out(site: Site, sources: Sequence[Source]) -> int:
-    """Return evaluations that an exported site has no pages of."""
-    count = 0
-    for source in sources:
-        with contextlib.suppress(GalleryError):  # its own pages say why it cannot be read
-            shown, of = exported_states(site, source)
-            count += of - len(shown)
-    return count
 
 
 def reward_names(columns: Sequence[Column]) -> list[str]:

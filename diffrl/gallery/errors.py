@@ -10,10 +10,9 @@ class GalleryError(DiffrlError):
 
     Args:
         message: one sentence: the rule, what was received, the way out.
-        status: HTTP status: 400 a bad question, 404 nothing there, 503 a store that cannot be read, or too much to do.
-        retry_after: seconds after which the same question may be answered.
+        status: HTTP status: 400 a bad question, 404 nothing there, 503 a store that cannot be read.
     """
 
-    def __init__(self, message: str, status: int = 400, retry_after: int | None = None):
+    def __init__(self, message: str, status: int = 400):
         super().__init__(message)
-        self.status, self.retry_after = status, retry_after
+        self.status = status

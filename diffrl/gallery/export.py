@@ -36,7 +36,7 @@ MOST_PAGES = 5000
 MOST_TREES = MOST_PAGES // 2
 """Pages that all runs' trees have together; of more trees the newest are shown."""
 MOST_EVALUATIONS = 600
-"""Evaluations of all runs together, each with up to four pages; of more, evenly many of each run are left out."""
+"""Evaluations of all runs together that the slider goes through; of more, evenly many of each run are left out."""
 
 
 def export_site(
@@ -113,7 +113,7 @@ def _absences(site: Site) -> list[str]:
                 f"Of {run.title} {len(shown)} of {of:,} evaluations are shown: the first, the last, some between."
             )
     if "train" in stages:
-        lines.append("Samples of training are not in it: the Samples page of the running gallery has them.")
+        lines.append("Samples of training are not in it: Compare in the running gallery has them.")
     with contextlib.suppress(GalleryError):  # the page of the votes says so
         read = read_votes(Path(site.options["votes"]))
         votes = read.votes

@@ -193,14 +193,12 @@ class Answer:
         type: media type.
         status: HTTP status.
         filename: offered when it is downloaded; None shows it in the browser.
-        retry_after: seconds after which to ask again.
     """
 
     body: str | bytes
     type: str = "text/html; charset=utf-8"
     status: int = 200
     filename: str | None = None
-    retry_after: int | None = None
 
 
 def state_key(source: Source, state: State) -> str:

@@ -29,8 +29,6 @@ TABLES, REPORTS = 32 * 2**20, 8
 """Characters of the tables, and number of the reports, a few MB each, that stay in memory."""
 RUNS = 1000
 """Rows of the table of runs that stay in memory."""
-QUEUE = 8
-"""Visitors who may wait for a drawing, or for a report. They take seconds each of a core that training may use too."""
 
 BLOCK = 32
 """Prompts whose evaluations are told in one answer: a browser asks for the samples that are looked at, not for all."""
@@ -75,11 +73,11 @@ class Site:
         self._sources = sources if callable(sources) else partial(list, sources)
         self.links, self.options = links, dict(options or {})
         self.thumbnails = Thumbnails()
-        self.tables: Kept[str] = Kept(TABLES, len, makers=1, waiting=QUEUE)
-        self.entries: Kept[Entry] = Kept(RUNS, lambda entry: 1)
-        self.differences: Kept[Difference] = Kept(8 * RUNS, lambda difference: 1)
-        self.briefs: Kept[list[Brief]] = Kept(8, lambda briefs: 1)  # of the baseline's last evaluations
-        self.reports: Kept[str] = Kept(REPORTS, lambda document: 1, makers=1, waiting=QUEUE)
+        self.tables: Kept[str] = Kept(TABLES, len)
+        self.entries: Kept[Entry] = Kept(RUNS)
+        self.differences: Kept[Difference] = Kept(8 * RUNS)
+        self.briefs: Kept[list[Brief]] = Kept(8)  # of the baseline's last evaluations
+        self.reports: Kept[str] = Kept(REPORTS)
         self._colours: dict[str, int] = {}
         self.templates = jinja2.Environment(
             loader=jinja2.PackageLoader("diffrl.gallery", "templates"),
@@ -171,7 +169,7 @@ class Site:
     def message(self, error: GalleryError) -> Answer:
         """Return a page that says what is wrong."""
         body = self.render("message.html", message=str(error), status=error.status)
-        return Answer(body, status=error.status, retry_after=error.retry_after)
+        return Answer(body, status=error.status)
 
     def image(
         self, source: Source, file: str | None, alt: str, size: int | None = 256, css: str = "", lazy: bool = True

@@ -7,11 +7,8 @@ import threading
 from concurrent.futures import ThreadPoolExecutor
 
 import pytest
-from fastapi.testclient import TestClient
 
-from diffrl.gallery.app import make_app
-from diffrl.gallery.errors import GalleryError
-from diffrl.gallery.kept import RETRY_AFTER, Kept
+from diffrl.gallery.kept import Kept
 from diffrl.gallery.pages import curves
 from tests.gallery.made import keep_columns, make_run
 from tests.patience import LONG, until
@@ -35,41 +32,31 @@ def test_a_table_is_made_once_for_what_the_runs_have_written(tmp_path, client_of
     assert client.get("/curves.csv?run=one").content != first.content and len(made) == 6
 
 
-def test_one_is_made_at_a_time_and_those_that_wait_for_the_same_get_it():
-    kept, gate, lock = Kept(100, len, makers=1, waiting=2), threading.Event(), threading.Lock()
-    made, most = [], []
+def test_who_asks_for_what_is_being_made_waits_for_it_and_others_go_on():
+    kept, gate, made = Kept(100, len), threading.Event(), []
 
-    def maker(key):
+    def get(key, wait):
         def make():
-            with lock:
-                made.append(key)
-            most.append(len(kept._making))
-            assert gate.wait(LONG)
+            made.append(key)
+            assert not wait or gate.wait(LONG)
             return key * 3
 
-        return lambda: kept.get(key, make)
+        return kept.get(key, make)
 
     with ThreadPoolExecutor(3) as pool:
-        found = [pool.submit(maker("a"))]
+        first = pool.submit(get, "a", True)
         until(lambda: made)
-        found += [pool.submit(maker("a")), pool.submit(maker("b"))]
-        until(lambda: kept._waiting == 2)
-        with pytest.raises(GalleryError) as late:
-            maker("c")()
-        assert (late.value.status, late.value.retry_after) == (503, RETRY_AFTER)
+        second = pool.submit(get, "a", True)
+        assert pool.submit(get, "b", False).result(LONG) == "bbb", "another key does not wait"
         gate.set()
-        assert [one.result(LONG) for one in found] == ["aaa", "aaa", "bbb"]
-    assert maker("c")() == "ccc" and made == ["a", "b", "c"] and max(most) == 1
+        assert first.result(LONG) == second.result(LONG) == "aaa"
+    assert get("a", True) == "aaa" and made == ["a", "b"]
 
 
-def test_who_comes_late_is_asked_to_come_again_and_other_pages_are_answered(tmp_path, site_of):
-    site = site_of(keep_columns(make_run(tmp_path / "made", iterations=2), "update/loss"))
-    client = TestClient(make_app(site), base_url="http://127.0.0.1")
-    for kept in (site.tables, site.reports):
-        kept.waiting = 0
-        kept._making.add("another's")
-    for path in ("/curves.csv", "/report?run=made"):
-        answer = client.get(path)
-        assert answer.status_code == 503 and answer.headers["retry-after"] == str(RETRY_AFTER)
-        assert "in a moment" in answer.text
-    assert client.get("/run?run=made").status_code == client.get("/curves").status_code == 200
+def test_what_fails_is_not_kept_and_the_oldest_goes_first():
+    kept = Kept(5, len)
+    with pytest.raises(ValueError):
+        kept.get("a", lambda: int("x"))
+    assert [kept.get(key, lambda key=key: key * 2) for key in "abc"] == ["aa", "bb", "cc"]
+    assert kept.get("a", lambda: "new") == "new", "two of five weigh four: the first went"
+    assert kept.get("c", lambda: "new") == "cc"

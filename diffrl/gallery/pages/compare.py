@@ -11,8 +11,6 @@ from diffrl.gallery.columns import (
     Choice,
     Column,
     choose,
-    evaluations_left_out,
-    exported_states,
     options,
 )
 from diffrl.gallery.columns import label as state_label
@@ -91,9 +89,9 @@ def compare(site: Site, query: Query) -> Answer:
         "summary": summarise(rows, asked.falling),
         "score_table": table,
         "best_column": None if chosen else best_column(choice.columns, every, table, asked.falling),
-        "seeds": seeds,
         "scored": len(known),
         "mean": sum(known) / len(known) if known and len(keys) == 1 else None,
+        "seeds": seeds,
         "scatters": scatters(choice.columns, asked, pair, (matched, briefs), site.links.exported)
         if len(keys) > 1
         else [],
@@ -113,8 +111,6 @@ def compare(site: Site, query: Query) -> Answer:
         "plain": "#" if site.links.exported else site.links.page("compare", columns=keys),
         "groups": offered,
         "places": min(MOST, len(keys) + 1, max(len(keys), sum(len(states) for _, states in offered))),
-        "exits": exits(site, run) if site.links.exported else [],
-        "left_out": evaluations_left_out(site, [run] if run else site.runs) if site.links.exported else 0,
     }
     return Answer(site.render("compare.html", **values), status=asked.status)
 
@@ -242,22 +238,3 @@ def groups(sources: Sequence[Source], columns: Sequence[Column]) -> list[tuple[s
             offered = [(state_key(source, state), several + state_label(state)) for state in of_title]
             titled += [(title, offered)] if offered else []
     return titled
-
-
-def exits(site: Site, run: RunSource | None) -> list[tuple[str, str]]:
-    """Addresses and words of the comparisons that an exported site has: the first evaluation against each other."""
-    links = []
-    for source in [run] if run else site.runs:
-        try:
-            states, _ = exported_states(site, source)
-        except GalleryError:
-            continue
-        for state in states[1:]:
-            keys = [state_key(source, states[0]), state_key(source, state)]
-            last = state is states[-1]
-            address = site.links.page("compare", **({"run": source.key} if last else {"columns": keys}))
-            words = f"{state_label(states[0])} → {state_label(state)}"
-            links.append((address, words if run else f"{source.title}: {words}"))
-    if len(site.sources) > 1:
-        links.append((site.links.page("compare"), "the last of every source"))
-    return links
