@@ -29,7 +29,10 @@ SHORT_LIST = 60
 JOINED = "\N{NO-BREAK SPACE}"
 """Stands between the words of an override that no line may part."""
 PAGE = ROOT / "docs" / "recipes.md"
-BEGIN, END = "<!-- recipes: begin -->", "<!-- recipes: end -->"
+BLOCKS = "<!-- {0}: begin -->", "<!-- {0}: end -->"
+METHOD = ("rollout.dynamics", "rollout.stochastic", "rollout.tree.splits", "rollout.tree.branches",
+          "rollout.explore.steps", "credit", "objective", "train.updates_per_iteration", "train.ema")  # fmt: skip
+"""What makes a method; guidance, sizes, rate, samples a prompt and batches are of its model and medium."""
 
 
 def memory(body: str, processes: int, overrides: Sequence[str] = ()) -> str:
@@ -145,6 +148,37 @@ def table() -> str:
     return "\n".join(lines)
 
 
+def differences() -> str:
+    """Return the second table of docs/recipes.md: the keys of a method that are not the same in all families."""
+    presets: dict[str, list[Recipe]] = {}
+    for recipe in recipes():
+        presets.setdefault(recipe.preset, []).append(recipe)
+    lines = ["| preset | key | value | but |", "|---|---|---|---|"]
+    for preset, members in presets.items():
+        values: dict[str, dict[str, list[str]]] = {}
+        for key in dict.fromkeys(
+            key for recipe in members for key, _ in _flat(recipe.settings) if key.startswith(METHOD)
+        ):
+            for recipe in members:
+                value = dict(_flat(recipe.settings)).get(key, "none")
+                values.setdefault(key, {}).setdefault(value, []).append(recipe.family)
+        for key, families in values.items():
+            if len(families) > 1:
+                common, *others = sorted(families, key=lambda value: -len(families[value]))  # noqa: B023
+                but = "; ".join(f"{value} in {', '.join(families[value])}" for value in others)
+                lines.append(f"| `{preset}` | `{key}` | {common} | {but} |")
+    return "\n".join(lines)
+
+
+def _flat(settings: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, str]]:
+    """Yield dotted keys and values as they stand in a file."""
+    for key, value in settings.items():
+        if isinstance(value, Mapping):
+            yield from _flat(value, f"{prefix}{key}.")
+        else:
+            yield f"{prefix}{key}", _flow(value)
+
+
 def _named(rewards: Sequence[Mapping[str, Any]]) -> str:
     """Return rewards by their names, as which they are recorded, and their weights."""
     names = [f"`{reward.get('label', reward['name'])}`" for reward in rewards]
@@ -167,8 +201,12 @@ def files() -> Iterator[tuple[Path, str]]:
     """Yield every file that is made of the tables, and what it should hold."""
     yield from ((recipe.path, text(recipe)) for recipe in recipes())
     yield from copies()
-    before, _, rest = PAGE.read_text(encoding="utf-8").partition(BEGIN)
-    yield PAGE, f"{before}{BEGIN}\n{table()}\n{END}{rest.partition(END)[2]}"
+    page = PAGE.read_text(encoding="utf-8")
+    for name, lines in (("recipes", table()), ("differences", differences())):
+        begin, end = (mark.format(name) for mark in BLOCKS)
+        before, _, rest = page.partition(begin)
+        page = f"{before}{begin}\n{lines}\n{end}{rest.partition(end)[2]}"
+    yield PAGE, page
 
 
 def main() -> None:

@@ -122,6 +122,7 @@ def tables() -> dict[str, list[str]]:
     return {
         "searched-guided-shapes": ["tuned-guided-shapes"],
         "searched-plain-shapes": ["tuned-plain-shapes"],
+        "searched-plain-words": ["tuned-plain-words"],
         "overview": columns,
         "pools": list(POOLS),
         **{f"budgets-{world}": names for world, names in BUDGETS.items()},

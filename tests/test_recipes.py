@@ -8,6 +8,7 @@ import shlex
 from pathlib import Path
 
 import pytest
+import yaml
 from make_recipes import files, memory
 from recipe_tables import SOURCES, make_recipe, recipes, tables
 
@@ -67,6 +68,31 @@ def test_an_exception_says_why_and_changes_each_of_its_recipes(exception, monkey
     monkeypatch.setitem(tables(), "exceptions", others)
     for recipe, name in zip(before, names, strict=True):
         assert recipe != remade(*name), name
+
+
+METHOD = ("rollout.dynamics", "rollout.stochastic", "credit", "objective")
+
+
+def test_the_page_lists_every_key_of_a_method_that_differs_between_families():
+    """Files as they load, against the page: of two families that differ in a value one is named in the key's row."""
+    cells = [line.strip("| ").split(" | ") for line in (ROOT / "docs/recipes.md").read_text().splitlines()]
+    listed = {(row[0].strip("`"), row[1].strip("`")): row[3] for row in cells if len(row) == 4 and "`" in row[1]}
+    seen = set()
+    for preset in {recipe.preset for recipe in MADE}:
+        settings = {r.family: dict(flat(yaml.safe_load(r.path.read_text()))) for r in MADE if r.preset == preset}
+        for key in {key for values in settings.values() for key in values if key.startswith(METHOD)}:
+            values = {family: settings[family].get(key) for family in settings}
+            if len(set(values.values())) > 1:
+                named = [family for family in values if re.search(rf"\b{family}\b", listed[preset, key])]
+                assert len({value for family, value in values.items() if family not in named}) == 1, (preset, key)
+                seen.add((preset, key))
+    assert len(seen) > 15
+
+
+def flat(settings, prefix=""):
+    """Yield dotted keys and texts of nested settings."""
+    for key, value in settings.items():
+        yield from flat(value, f"{prefix}{key}.") if isinstance(value, dict) else [(f"{prefix}{key}", str(value))]
 
 
 def remade(family, preset):

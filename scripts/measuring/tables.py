@@ -64,6 +64,7 @@ OVERVIEW = {
     "words": ("words",),
     "shapes, all tuned alike": ("tuned-plain-shapes",),
     "shapes, guidance everywhere, all tuned alike": ("tuned-guided-shapes",),
+    "words, all tuned alike": ("tuned-plain-words",),
 }
 """Columns of the overview, and the groups that its numbers are from: the first that has a preset."""
 
