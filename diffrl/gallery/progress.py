@@ -94,6 +94,12 @@ class Progress:
         return health_of(self.rows, self.headline[0].name, self.headline[0].lower) if self.headline else None
 
     @property
+    def best(self) -> tuple[int, float] | None:
+        """Iteration and value of the best evaluation by the first held-out reward."""
+        step = self.health.best(list(self.health.values)) if self.health else None
+        return (step, self.health.values[step]) if self.health and step is not None else None
+
+    @property
     def changes(self) -> list[Change]:
         """Every held-out reward, whole ones and parts, the first evaluation against the last."""
         if not self.evaluations:

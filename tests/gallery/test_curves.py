@@ -376,6 +376,7 @@ def test_the_best_evaluation_and_the_newest_healthy_one_are_marked(tmp_path, cli
     (bad / "metrics.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
     data = data_of(client_of(bad, good).get("/curves"))
     assert data["marks"][0] == [[1, "best checkpoint"], [2, "newest healthy"]]
+    assert "best 0.700 after iteration 2" in client_of(bad).get("/run").text
     assert [words for _, words in data["marks"][1]] == ["best checkpoint"]
     found = client_of(bad).get("/evaluations.json", params={"run": "bad", "block": 0}).json()["labels"]
     assert found[0] == "evaluation 0" and "evaluation 2, best checkpoint" in found and found[-1] == "evaluation 4"
