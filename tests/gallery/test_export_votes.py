@@ -98,6 +98,7 @@ def test_files_of_pairs_are_offered_only_where_they_hold_something(runs, tmp_pat
     lines = export_site(find_sources([mine]), tmp_path / "site", {"votes": file})
     page = (tmp_path / "site" / "votes-mine.html").read_text("utf-8")
     assert len(re.findall(r'href="preferences[^"]*"', page)) == offered and "1 vote" in page
+    assert "Voting needs the running gallery" in page
     assert not dead(tmp_path / "site") and not [line for line in lines if "could not be made" in line]
 
 
