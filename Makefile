@@ -61,7 +61,7 @@ pytest: $(VENV)/.installed-dev
 	$(BIN)/python -m pytest $(PYTEST_ARGS)
 
 # Our own folders: what users keep beside them, such as a reward of theirs, is none of the linter's business.
-LINTED = diffrl reward_models scripts tests
+LINTED = diffrl reward_models scripts tests docs
 
 lint: $(VENV)/.installed-dev
 	$(BIN)/ruff check $(LINTED)

@@ -491,3 +491,27 @@ def test_a_sample_is_listed_as_soon_as_it_is_written(tmp_path):
     with (tmp_path / "samples.jsonl").open("w") as index:
         write_sample(tmp_path, index, torch.zeros(3, 5, 7, dtype=torch.uint8), Prompt("a"), 0, 0, 0, None)
         assert json.loads((tmp_path / "samples.jsonl").read_text())["file"] == "0000-0.png"
+
+
+@pytest.mark.parametrize(
+    "command",
+    [
+        "generate --run nowhere --prompt x --out images",
+        "generate --model nowhere --prompt x --out images",
+        "evaluate --run nowhere --prompts shapes:report",
+        "export nowhere --out exported",
+    ],
+)
+def test_what_is_not_there_is_refused_before_anything_heavy_is_loaded(command, tmp_path):
+    code = """
+import sys
+from diffrl.cli import main
+try:
+    main(sys.argv[1:])
+finally:
+    print("torch" in sys.modules)
+"""
+    ran = subprocess.run(
+        [sys.executable, "-c", code, *command.split()], cwd=tmp_path, capture_output=True, text=True, timeout=300
+    )
+    assert ran.returncode == 2 and "nowhere" in ran.stderr and ran.stdout.split() == ["False"], ran

@@ -23,6 +23,7 @@ def generate(
 ) -> None:
     """Generate images or videos with a pipeline, or from a run's aligned weights."""
     quiet()
+    request.require_source()
     from diffrl.export.generate import generate_pictures, kept_pictures
     from diffrl.terminal.watch import watched
 
@@ -44,6 +45,7 @@ def evaluate(*, request: EvaluateRequest) -> None:
     Exit code: 0; 2 for a mistake in what was asked; 3 if no sample could be scored.
     """
     quiet()
+    request.require_source()
     from diffrl.export.evaluate import show_evaluation
 
     show_evaluation(request, console())
@@ -71,6 +73,9 @@ def export(
 ) -> None:
     """Write a run's weights in diffusers format, or quantised, with a model card."""
     quiet()
+    from diffrl.tracking.places import require_run_dir
+
+    require_run_dir(run)
     from diffrl.export.hub import push as upload
     from diffrl.export.hub import require_repository
     from diffrl.terminal.watch import watched

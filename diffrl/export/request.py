@@ -51,6 +51,20 @@ class ModelOptions:
         int | None, in_panel(SAMPLING, "Denoising steps. Default: the run's, else 28.", min=1, max=1000)
     ] = None
 
+    def require_source(self) -> None:
+        """Look for the run or the pipeline on the disk, before anything heavy is imported.
+
+        Raises:
+            ConfigError: it is not there.
+        """
+        from diffrl.models.hub import is_here
+        from diffrl.tracking.places import require_run_dir
+
+        if self.run is not None:
+            require_run_dir(self.run)
+        elif self.model is not None:
+            is_here(self.model)
+
     @property
     def choice(self) -> Choice:
         """Return which of the run's checkpoints is meant."""

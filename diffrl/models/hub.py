@@ -7,7 +7,24 @@ from pathlib import Path
 from diffrl.bundled import pipeline_folder
 from diffrl.errors import ConfigError
 from diffrl.models.files import read_object
-from reward_models.common.messages import cut
+from reward_models.common.messages import cut, quote
+
+
+def is_here(path: str) -> bool:
+    """Return whether a pipeline's path is on this disk; False for a hub id.
+
+    Raises:
+        ConfigError: it is neither.
+    """
+    directory = pipeline_folder(path)
+    if directory.exists():
+        return True
+    if is_hub_id(path) and not (directory.parent.is_dir() and directory.parent != Path()):
+        return False
+    raise ConfigError(
+        f"model.path must be a diffusers directory or a hub id. Got {quote(path, 200)}, which does not exist here. "
+        "Check the spelling."
+    )
 
 
 def is_hub_id(path: str) -> bool:

@@ -12,13 +12,13 @@ from diffrl.bundled import pipeline_folder
 from diffrl.errors import ConfigError, NotHereError
 from diffrl.models.adapter import ModelAdapter
 from diffrl.models.families import FAMILIES, Family, find_family, require_pipeline
-from diffrl.models.hub import fetch, is_hub_id, loading_problem, pipeline_class_of
+from diffrl.models.hub import fetch, is_here, loading_problem, pipeline_class_of
 from diffrl.models.placement import Placement
 from diffrl.models.shipped import SETTINGS_FILE, shipped_settings
 from diffrl.models.vetting import vet_pipeline
 from diffrl.registry import resolve
 from reward_models.common.errors import is_out_of_memory
-from reward_models.common.messages import describe, quote, show
+from reward_models.common.messages import describe, show
 
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
 
@@ -44,14 +44,9 @@ def check_pipeline_directory(family: Family, path: str, variant: str | None = No
     Raises:
         ConfigError: says what was found instead.
     """
+    if not is_here(path):
+        return
     directory = pipeline_folder(path)
-    if not directory.exists():
-        if is_hub_id(path) and not (directory.parent.is_dir() and directory.parent != Path()):
-            return
-        raise ConfigError(
-            f"model.path must be a diffusers directory or a hub id. Got {quote(path, 200)}, which does not "
-            "exist here. Check the spelling."
-        )
     index = directory / "model_index.json"
     if not index.is_file():
         raise ConfigError(

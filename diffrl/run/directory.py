@@ -20,6 +20,7 @@ from diffrl.config import Config, dump_config, load_config
 from diffrl.errors import ConfigError
 from diffrl.files import flush, read_own, replacing, write_json
 from diffrl.rewards.score import WeightedScorer
+from diffrl.tracking.places import require_run_dir
 from diffrl.tracking.rewards import HELD_OUT, REWARDS, TRAINING
 from diffrl.training.inputs import versions
 
@@ -148,36 +149,6 @@ def open_run_dir(path: str | Path) -> tuple[Path, Config]:
     """
     directory = require_run_dir(path)
     return directory, load_config(directory / "config.yaml")
-
-
-def require_run_dir(path: str | Path) -> Path:
-    """Return a run's directory.
-
-    Raises:
-        ConfigError: there is no run.
-    """
-    directory = Path(path)
-    if not (directory / "config.yaml").is_file():
-        raise ConfigError(
-            f"A run is a directory with a config.yaml that `diffrl train` made. Got {str(path)!r}{_instead(directory)}."
-        )
-    return directory
-
-
-def _instead(directory: Path) -> str:
-    """Return what is there in place of a run, to go on after its name."""
-    try:
-        if not directory.is_dir():
-            return ", which is a file" if directory.exists() else ", which is not there. Check the path"
-        runs = sorted(str(entry) for entry in directory.iterdir() if (entry / "config.yaml").is_file())
-    except OSError as error:
-        return f", which cannot be read: {error.strerror}"
-    if (directory / "model_index.json").is_file():
-        return f", which is a pipeline. Name it with --model {directory}"
-    if not runs:
-        return ", which has none. Name a run's own folder, such as runs/NAME"
-    more = ", ..." if len(runs) > 5 else ""
-    return f", a folder of runs. Name one of them: {', '.join(runs[:5])}{more}"
 
 
 def environment(device: torch.device, dtype: str, world_size: int) -> dict[str, Any]:

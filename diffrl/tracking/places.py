@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from diffrl.errors import DiffrlError
+from diffrl.errors import ConfigError, DiffrlError
 
 
 def place(run_dir: Path, name: str) -> Path:
@@ -27,3 +27,33 @@ def place(run_dir: Path, name: str) -> Path:
         f"What is read of a run lies in its own directory. {path} is a link out of it. Put it there itself, or the "
         "whole run behind a link."
     )
+
+
+def require_run_dir(path: str | Path) -> Path:
+    """Return a run's directory.
+
+    Raises:
+        ConfigError: there is no run.
+    """
+    directory = Path(path)
+    if not (directory / "config.yaml").is_file():
+        raise ConfigError(
+            f"A run is a directory with a config.yaml that `diffrl train` made. Got {str(path)!r}{_instead(directory)}."
+        )
+    return directory
+
+
+def _instead(directory: Path) -> str:
+    """Return what is there in place of a run, to go on after its name."""
+    try:
+        if not directory.is_dir():
+            return ", which is a file" if directory.exists() else ", which is not there. Check the path"
+        runs = sorted(str(entry) for entry in directory.iterdir() if (entry / "config.yaml").is_file())
+    except OSError as error:
+        return f", which cannot be read: {error.strerror}"
+    if (directory / "model_index.json").is_file():
+        return f", which is a pipeline. Name it with --model {directory}"
+    if not runs:
+        return ", which has none. Name a run's own folder, such as runs/NAME"
+    more = ", ..." if len(runs) > 5 else ""
+    return f", a folder of runs. Name one of them: {', '.join(runs[:5])}{more}"

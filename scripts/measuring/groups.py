@@ -387,7 +387,7 @@ GROUPS = {
     "regimes-shapes": regimes("shapes"),
     "tuned-guided-shapes": equally_tuned("shapes", "guided", 20_000, 6),
     "tuned-plain-shapes": equally_tuned("shapes", "plain", 20_000, 6),
-    "tuned-plain-words": equally_tuned("words", "plain", 20_000, 5),
+    "tuned-plain-words": equally_tuned("words", "plain", 20_000, 6),
     "updates-shapes": dealt_out("shapes"),
     **{name: pool(price) for name, price in POOLS.items()},
 }
