@@ -45,7 +45,8 @@ def evaluate(*, request: EvaluateRequest) -> None:
     Exit code: 0; 2 for a mistake in what was asked; 3 if no sample could be scored.
     """
     quiet()
-    request.require_source()
+    if request.run is not None:
+        request.require_source()
     from diffrl.export.evaluate import show_evaluation
 
     show_evaluation(request, console())

@@ -54,15 +54,19 @@ class ModelOptions:
     def require_source(self) -> None:
         """Look for the run or the pipeline on the disk, before anything heavy is imported.
 
+        Options that do not go together are told first, by `export.pictures.require_run_or_model`: nothing is done here.
+
         Raises:
             ConfigError: it is not there.
         """
         from diffrl.models.hub import is_here
         from diffrl.tracking.places import require_run_dir
 
-        if self.run is not None:
+        plain = ModelOptions(run=self.run, model=self.model, device=self.device, steps=self.steps)
+        alone = all(getattr(self, name) == getattr(plain, name) for name in (*ONLY_OF_MODEL, "step", "best", "newest"))
+        if self.run is not None and self.model is None and alone:
             require_run_dir(self.run)
-        elif self.model is not None:
+        elif self.model is not None and self.run is None and alone:
             is_here(self.model)
 
     @property

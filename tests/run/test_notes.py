@@ -71,7 +71,7 @@ def test_a_run_keeps_and_shows_them(random_sd3, tmp_path):
         database.execute("UPDATE notes SET note = ?", (hostile,))
     options = {"votes": tmp_path / "votes.jsonl"}
     client = TestClient(make_app(Site(find_sources([run]), ServerLinks("t"), options)), base_url="http://127.0.0.1")
-    for page in ("/compare", "/samples"):
+    for page in ("/compare", "/"):
         text = client.get(page).text
         assert "<img src=x" not in text and html.escape("<img src=x onerror=alert(1)>") in text
     (iteration, group), *_ = list_trees(run)
