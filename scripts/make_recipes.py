@@ -155,18 +155,14 @@ def differences() -> str:
         presets.setdefault(recipe.preset, []).append(recipe)
     lines = ["| preset | key | value | but |", "|---|---|---|---|"]
     for preset, members in presets.items():
-        values: dict[str, dict[str, list[str]]] = {}
-        for key in dict.fromkeys(
-            key for recipe in members for key, _ in _flat(recipe.settings) if key.startswith(METHOD)
-        ):
-            for recipe in members:
-                value = dict(_flat(recipe.settings)).get(key, "none")
-                values.setdefault(key, {}).setdefault(value, []).append(recipe.family)
-        for key, families in values.items():
-            if len(families) > 1:
-                common, *others = sorted(families, key=lambda value: -len(families[value]))  # noqa: B023
-                but = "; ".join(f"{value} in {', '.join(families[value])}" for value in others)
-                lines.append(f"| `{preset}` | `{key}` | {common} | {but} |")
+        settings = {recipe.family: dict(_flat(recipe.settings)) for recipe in members}
+        for key in dict.fromkeys(key for values in settings.values() for key in values if key.startswith(METHOD)):
+            families: dict[str, list[str]] = {}
+            for family, values in settings.items():
+                families.setdefault(values.get(key, "none"), []).append(family)
+            (common, _), *others = sorted(families.items(), key=lambda item: -len(item[1]))
+            but = "; ".join(f"{value} in {', '.join(names)}" for value, names in others)
+            lines += [f"| `{preset}` | `{key}` | {common} | {but} |"] if others else []
     return "\n".join(lines)
 
 

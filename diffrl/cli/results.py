@@ -45,7 +45,7 @@ def evaluate(*, request: EvaluateRequest) -> None:
     Exit code: 0; 2 for a mistake in what was asked; 3 if no sample could be scored.
     """
     quiet()
-    if request.run is not None:
+    if request.run is not None:  # with --model other options may be missing, which is told first
         request.require_source()
     from diffrl.export.evaluate import show_evaluation
 

@@ -62,11 +62,12 @@ class ModelOptions:
         from diffrl.models.hub import is_here
         from diffrl.tracking.places import require_run_dir
 
-        plain = ModelOptions(run=self.run, model=self.model, device=self.device, steps=self.steps)
-        alone = all(getattr(self, name) == getattr(plain, name) for name in (*ONLY_OF_MODEL, "step", "best", "newest"))
-        if self.run is not None and self.model is None and alone:
+        others = (*ONLY_OF_MODEL, "step", "best", "newest")
+        if any(getattr(self, name) != getattr(ModelOptions, name) for name in others) or (self.run and self.model):
+            return
+        if self.run is not None:
             require_run_dir(self.run)
-        elif self.model is not None and self.run is None and alone:
+        elif self.model is not None:
             is_here(self.model)
 
     @property
