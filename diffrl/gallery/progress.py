@@ -232,12 +232,12 @@ def setting(run: RunSource, name: str, section: str = "run") -> object:
     return of_section.get(name) if isinstance(of_section, dict) else None
 
 
-def recipe(run: RunSource) -> tuple[str, object] | None:
+def recipe(run: RunSource) -> tuple[str, str] | None:
     """Return the configuration but for seed, name and place as text, and the seed; None where it cannot be read."""
     try:
         config = settings(run)
         run_section = {key: value for key, value in config["run"].items() if key not in ("seed", "name", "dir")}
-        return json.dumps({**config, "run": run_section}, sort_keys=True, default=str), config["run"].get("seed")
+        return json.dumps({**config, "run": run_section}, sort_keys=True, default=str), str(config["run"].get("seed"))
     except (TypeError, KeyError, AttributeError, ValueError):
         return None
 

@@ -40,7 +40,7 @@ class Entry:
         state: its last evaluation that has samples; None without.
         settings: its configuration, one name with dots for each value.
         recipe: its configuration without seed, name and place; None where it cannot be read.
-        seed: of its training.
+        seed: of its training, as text; None where it cannot be read.
         alarms: of its log, the newest first.
         notes: sentences on what cannot be read.
     """
@@ -50,7 +50,7 @@ class Entry:
     state: State | None = None
     settings: Mapping[str, str] = field(default_factory=dict)
     recipe: str | None = None
-    seed: object = None
+    seed: str | None = None
     alarms: Sequence[str] = ()
     notes: Sequence[str] = ()
 
@@ -180,13 +180,14 @@ def entries_of(site: Site) -> list[Entry]:
 
 def read_entry(run: RunSource) -> Entry:
     """Return a run; what cannot be read of it is a sentence, and stands in its row alone."""
-    notes, states, course = [], [], None
+    notes, states, alarms, course = [], [], [], None
     try:
         states = main_states(run.states())
     except (GalleryError, OSError) as error:
         notes.append(str(error))
     try:
         course = progress(run)
+        alarms = [line for line, _ in log_messages(run)[0]]
     except (GalleryError, OSError) as error:
         notes.append(str(error))
     last = states[-1] if states else None
@@ -198,7 +199,7 @@ def read_entry(run: RunSource) -> Entry:
         settings=dict(flat(settings(run))),
         recipe=text,
         seed=seed,
-        alarms=[line for line, _ in log_messages(run)[0]] if course else [],
+        alarms=alarms,
         notes=[*notes, *missing(course, last), *mixed(run)],
     )
 
@@ -208,7 +209,7 @@ def arms_of(entries: Sequence[Entry]) -> list[Arm]:
     arms: dict[Hashable, list[Entry]] = {}
     times: Counter[Hashable] = Counter()
     for entry in entries:
-        same = (entry.recipe or entry.run.key, repr(entry.seed))
+        same = (entry.recipe or entry.run.key, entry.seed)
         arms.setdefault((same[0], times[same]), []).append(entry)
         times[same] += 1
     return list(arms.values())

@@ -246,3 +246,31 @@ def test_order_search_and_ticks(runs, page, served):
     assert page.locator("#ticked").inner_text() == "3 ticked"
     page.get_by_role("button", name="Curves").click()
     until(lambda: page.url.count("run=") == 3 and "/curves" in page.url)
+
+
+def test_a_damaged_run_or_comparison_costs_no_page(runs, client_of, tmp_path):
+    """A log that is a link out, a seed that is a list, an alarm that is a text; results that are no numbers."""
+    outside = tmp_path.parent / f"{tmp_path.name}-outside"
+    outside.write_text("Stopped by a secret. (guards.kl)\n")
+    (runs[0] / "log.txt").symlink_to(outside)
+    (runs[1] / "config.yaml").write_text((runs[1] / "config.yaml").read_text().replace("seed: 1", "seed: [1]"))
+    rows = [json.loads(line) for line in (runs[2] / "metrics.jsonl").read_text().splitlines()]
+    rows[-1] |= {"sentinel/alarms": "x", "sentinel/hacked": [1], "cost/evaluations": "many"}
+    (runs[2] / "metrics.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    pair = {"first": 1, "second": None, "finding": {}, "difference": {"n": "x", "mean": [], "low": 1e999, "high": 2}}
+    (runs[0].parent.parent / "results.json").write_text(json.dumps({"pairs": [pair]}))
+    (tmp_path / "figure.png").symlink_to(outside)
+    client = client_of(*runs)
+    page = client.get("/")
+    assert page.status_code == 200 and "Comparison" not in page.text, "its figure is a link"
+    assert "secret" not in words(page.text) and "is a link out of it" in words(rows_of(page.text)["slow/seed-0 seed 0"])
+    (tmp_path / "figure.png").unlink()
+    (tmp_path / "figure.png").write_text("no image")
+    page = client.get("/").text
+    assert "Comparison" in page and "data:image" not in page
+    for path in (
+        "/runs.csv",
+        "/compare",
+        *(f"/run?run={key}" for key in re.findall(r'name="run" value="([^"]*)"', page)),
+    ):
+        assert client.get(path).status_code in (200, 503), path

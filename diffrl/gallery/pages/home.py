@@ -6,13 +6,13 @@ import base64
 import csv
 import io
 import json
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
+from diffrl.errors import DiffrlError
 from diffrl.files import read_own
-from diffrl.gallery.numbers import signed, three
+from diffrl.gallery.numbers import finite, signed, three
 from diffrl.gallery.pages.compare import compare
 from diffrl.gallery.pages.curves import measured_alike
 from diffrl.gallery.pages.run import overview
@@ -21,7 +21,9 @@ from diffrl.gallery.records import Answer, describe_reward
 from diffrl.gallery.run_table import Entry, Row, arm_row, arms_of, differing, entries_of, rewards_of
 from diffrl.gallery.runs import RunSource
 from diffrl.gallery.site import Site
+from diffrl.tracking.places import place
 
+PNG = b"\x89PNG"
 COLUMNS = 4
 """Settings that are columns of the table unless the address names others."""
 
@@ -112,22 +114,24 @@ def headline(table: Table) -> str:
 
 
 def comparisons(runs: Sequence[RunSource]) -> list[dict[str, Any]]:
-    """Return what `diffrl compare` found in the folders that runs lie in: its pairs, its notes and its figure."""
+    """Return what `diffrl compare` found in the folders that runs lie in: its pairs, its power and its figure."""
     entries = []
-    for folder in dict.fromkeys(run.path.resolve().parent.parent for run in runs):
+    for folder in dict.fromkeys(run.path.absolute().parent.parent for run in runs):
         try:
-            results = json.loads(read_own(folder / "results.json"))
-            pairs = [(one["second"], one["first"], one["difference"], str(one["finding"])) for one in results["pairs"]]
-            figure = figure_of(folder / "figure.png")
-        except (OSError, ValueError, RecursionError, TypeError, KeyError):
-            continue
-        entries.append({"title": folder.name, "pairs": pairs, "power": results.get("power"), "figure": figure})
+            results = json.loads(read_own(place(folder, "results.json")))
+            pairs = [(one["second"], one["first"], numbers(one), one["finding"]) for one in results["pairs"]]
+            figure = place(folder, "figure.png")
+            image = read_own(figure) if figure.is_file() else b""
+        except (DiffrlError, OSError, ValueError, RecursionError, TypeError, KeyError):
+            continue  # no comparison, or none that can be read
+        address = f"data:image/png;base64,{base64.b64encode(image).decode()}" if image.startswith(PNG) else ""
+        entries.append({"title": folder.name, "pairs": pairs, "power": results.get("power"), "figure": address})
     return entries
 
 
-def figure_of(path: Path) -> str:
-    """Return a PNG as the address of an image that is in the page; "" without one."""
-    return f"data:image/png;base64,{base64.b64encode(read_own(path)).decode()}" if path.is_file() else ""
+def numbers(pair: Mapping[str, Any]) -> dict[str, float | None]:
+    """Return the numbers of a pair's difference; None for one that is none."""
+    return {name: finite(pair["difference"].get(name)) for name in ("n", "mean", "low", "high")}
 
 
 def runs_csv(site: Site, query: Query) -> Answer:

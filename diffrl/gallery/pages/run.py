@@ -8,6 +8,7 @@ from typing import Any
 
 from diffrl.gallery.costs import costs_of
 from diffrl.gallery.errors import GalleryError
+from diffrl.gallery.numbers import finite
 from diffrl.gallery.overview import (
     Pairs,
     before_and_after,
@@ -80,10 +81,10 @@ def run_values(site: Site, source: RunSource) -> dict[str, Any]:
         "alarms": alarms,
         "log": log,
         "sentinel": [
-            (row["iteration"], int(row["sentinel/alarms"])) for row in course.rows if row.get("sentinel/alarms")
-        ]
-        if course
-        else [],
+            (row["iteration"], int(count))
+            for row in (course.rows if course else ())
+            if (count := finite(row.get("sentinel/alarms")))
+        ],
         "marks": marks(course),
         "costs": costs_of(summary, track),
         "where": None if site.links.exported else source.path.resolve(),
