@@ -3,15 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 from diffrl.gallery.columns import Column, default_reward, lower_rewards, reward_names
 from diffrl.gallery.compare import SHOWN, SORTS, Row
-from diffrl.gallery.errors import GalleryError
 from diffrl.gallery.query import Query
 from diffrl.gallery.rows import EXPORTED
-
-RANGES = {"value": "value", "change": "change"}
 
 
 @dataclass(frozen=True)
@@ -23,31 +20,16 @@ class Wanted:
         reward: the chosen one; None if there is none at all.
         note: why another reward than the wanted one is shown; "" if it is not.
         prompt: words that prompts contain.
-        on: what the range is of: "value" or "change".
-        low: of the range, None without.
-        high: of the range, None without.
         sort: one of the page's orders.
         lower: names of which less is better.
-        problem: what is wrong with the range, which then holds for nothing; "" if it is right.
-        typed: what stands in the fields of the range, as it was written.
     """
 
     names: Sequence[str]
     reward: str | None
     note: str
     prompt: str
-    on: str
-    low: float | None
-    high: float | None
     sort: str
     lower: Collection[str] = ()
-    problem: str = ""
-    typed: Mapping[str, str] = field(default_factory=dict)
-
-    @property
-    def status(self) -> int:
-        """Return the page's status: a mistake is shown in its place, beside the form, and is one all the same."""
-        return 400 if self.problem else 200
 
     @property
     def falling(self) -> bool:
@@ -55,18 +37,10 @@ class Wanted:
         return self.reward in self.lower
 
     @property
-    def parameters(self) -> dict[str, str | float | None]:
+    def parameters(self) -> dict[str, str | None]:
         """As they stand in an address."""
-        ranged = self.low is not None or self.high is not None
-        on, sort = self.on if ranged and self.on != "value" else None, self.sort if self.sort != "order" else None
-        return {
-            "prompt": self.prompt,
-            "reward": self.reward,
-            "on": on,
-            "low": self.low,
-            "high": self.high,
-            "sort": sort,
-        }
+        sort = self.sort if self.sort != "order" else None
+        return {"prompt": self.prompt, "reward": self.reward, "sort": sort}
 
 
 @dataclass(frozen=True)
@@ -108,7 +82,7 @@ def versus(query: Query, keys: Sequence[str]) -> Versus:
 
 
 def wanted(query: Query, columns: Sequence[Column], sorts: Sequence[str]) -> Wanted:
-    """Return the filters and the order of an address; a range that is none is told by `Wanted.problem`.
+    """Return the filters and the order of an address.
 
     Raises:
         GalleryError: no such order, which no form of the gallery asks for.
@@ -119,22 +93,8 @@ def wanted(query: Query, columns: Sequence[Column], sorts: Sequence[str]) -> Wan
     note = ""
     if asked and asked not in names:
         note = f"These samples have no reward {asked[:100]!r}. Shown: {reward or 'none'}."
-    low, high, problem = _range(query)
-    typed = {name: query.text(name) for name in ("low", "high")}
-    on, sort = query.choice("on", list(RANGES), "value"), query.choice("sort", sorts, "order")
-    lower = lower_rewards(columns, names)
-    return Wanted(names, reward, note, query.text("prompt"), on, low, high, sort, lower, problem, typed)
-
-
-def _range(query: Query) -> tuple[float | None, float | None, str]:
-    """Return the ends of the range, and what is wrong with them; both None if anything is."""
-    try:
-        low, high = query.number("low"), query.number("high")
-    except GalleryError as error:
-        return None, None, str(error)
-    if low is not None and high is not None and low > high:
-        return None, None, f"low must not be above high. Got low={low:g}, high={high:g}. Exchange them."
-    return low, high, ""
+    sort = query.choice("sort", sorts, "order")
+    return Wanted(names, reward, note, query.text("prompt"), sort, lower_rewards(columns, names))
 
 
 def paged(query: Query, rows: Sequence[Row], size: int, exported: bool) -> tuple[list[Row], int, int]:

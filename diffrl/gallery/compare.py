@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Collection, Hashable, Iterable, Sequence
+from collections.abc import Callable, Collection, Hashable, Sequence
 from pathlib import PurePosixPath
 from typing import NamedTuple
 
@@ -259,15 +259,6 @@ def filter_by_prompt(rows: Sequence[Row], text: str) -> list[Row]:
     """Return rows whose prompt contains every word of a text, or part of a word, whatever their order and case."""
     wanted = text.casefold().split()
     return [row for row in rows if all(word in row.prompt.casefold() for word in wanted)] if wanted else list(rows)
-
-
-def filter_by_range(rows: Iterable[Row], low: float | None, high: float | None, change: bool = False) -> list[Row]:
-    """Return rows whose last value, or whose change, lies in a closed range; those without one are in no range."""
-    if low is None and high is None:
-        return list(rows)
-    low, high = -math.inf if low is None else low, math.inf if high is None else high
-    measured = ((row, row.change if change else row.value) for row in rows)
-    return [row for row, value in measured if value is not None and low <= value <= high]
 
 
 def arrange(rows: Sequence[Row], sort: str, lower: bool = False) -> list[Row]:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 
@@ -37,22 +36,6 @@ class Query:
         if value not in options:
             raise GalleryError(f"{name} must be one of {', '.join(options)}. Got {value!r}.")
         return value
-
-    def number(self, name: str) -> float | None:
-        """Return a finite number, or None if there is none; a comma may stand for the decimal point.
-
-        Raises:
-            GalleryError: it is no number.
-        """
-        value = self.text(name)
-        decimal = value if "." in value else value.replace(",", ".")
-        try:
-            number = float(decimal) if value else None
-        except ValueError:
-            number = math.nan
-        if number is not None and not math.isfinite(number):
-            raise GalleryError(f"{name} must be a number, such as 0.5. Got {value!r}.")
-        return number
 
     def whole(self, name: str, default: int, low: int = 0, high: int = 10**12) -> int:
         """Return a whole number between two others.

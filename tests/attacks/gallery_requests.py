@@ -23,7 +23,7 @@ from tests.attacks.trial import Send, command, isolated, warm
 
 SECRET = "what nobody outside may read"
 PARAMETERS = (
-    "run", "state", "tree", "page", "x", "panel", "reward", "low", "high", "on", "sort", "prompt", "columns", "a", "b",
+    "run", "state", "tree", "page", "x", "panel", "reward", "sort", "prompt", "columns", "a", "b",
     "voter", "session", "results", "lower", "size", "still", "node", "step", "colour", "v",
 )  # fmt: skip
 RIGHT = (

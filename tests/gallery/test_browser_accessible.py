@@ -36,7 +36,7 @@ LONGEST = 6000
 SIX = "&".join(f"columns={run}@eval-{number}" for run in ("made", "other", "other-2") for number in (0, 4))
 PAGES = (
     *("/", "/nothing", f"/compare?{SIX}"),
-    *("/run?run=made", "/compare", "/compare?run=made&low=x", "/compare?columns=made@eval-4", "/curves", "/votes"),
+    *("/run?run=made", "/compare", "/compare?run=made&show=worse", "/compare?columns=made@eval-4", "/curves", "/votes"),
     *("/vote?run=made", "/trees?run=made", "/tree?run=made&tree=000020-3", "/tree?run=made&tree=000021-3"),
     *("/tree?run=made&tree=000022-3", "/tree?run=made&tree=000023-3"),
     "/report?run=made",

@@ -157,9 +157,9 @@ def test_names_tell_apart_what_differs_only_in_case_or_in_what_was_left_out():
 
 def test_parameters_come_back_as_they_were_given():
     links = StaticLinks(lambda *wanted: "")
-    links.page("compare", columns=["demo@eval-0", "demo@eval-80"], reward="total", low=0.5)
+    links.page("compare", columns=["demo@eval-0", "demo@eval-80"], reward="total", page=2)
     _, name, query = links.pending.pop()
-    assert name == "compare" and query.all("columns") == ["demo@eval-0", "demo@eval-80"] and query.number("low") == 0.5
+    assert name == "compare" and query.all("columns") == ["demo@eval-0", "demo@eval-80"] and query.whole("page", 1) == 2
 
 
 def test_missing_and_broken_pictures_become_a_sign(small_pages, tmp_path):

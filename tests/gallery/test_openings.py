@@ -70,7 +70,7 @@ def test_the_best_of_three_and_by_how_much_of_the_next(three):
 def test_the_mean_of_the_samples_stays_when_fewer_are_shown(three):
     client, tables = three
     expected = f"shapes {fmean(tables['two'].values()):.3f}, the mean of 36 samples"
-    for more in ("", "&prompt=prompt+1", "&low=0.9"):
+    for more in ("", "&prompt=prompt+1"):
         assert first_words(client.get(f"/compare?columns=two@eval-4&reward=shapes{more}").text) == expected
 
 

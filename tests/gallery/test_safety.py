@@ -297,7 +297,7 @@ def test_no_parameter_of_any_page_is_trusted(site_of, whole, monkeypatch, caplog
                 waiting += sorted(values.names - seen)
                 seen |= values.names
             tried.add((name, parameter))
-    assert {("tree", "tree"), ("compare", "columns"), ("compare", "low"), ("curves", "x"), ("votes", "a")} <= tried
+    assert {("tree", "tree"), ("compare", "columns"), ("compare", "sort"), ("curves", "x"), ("votes", "a")} <= tried
     assert not caplog.records
 
 

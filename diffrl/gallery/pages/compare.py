@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from diffrl.gallery.asked import RANGES, Versus, Wanted, orders, paged, versus, wanted
+from diffrl.gallery.asked import Versus, Wanted, orders, paged, versus, wanted
 from diffrl.gallery.columns import (
     MOST,
     Choice,
@@ -23,7 +23,6 @@ from diffrl.gallery.compare import (
     filter_by_images,
     filter_by_judgement,
     filter_by_prompt,
-    filter_by_range,
     filter_by_scores,
     likeness,
     match,
@@ -64,7 +63,7 @@ def compare(site: Site, query: Query) -> Answer:
     keys = [column.key for column in choice.columns]
     pair = versus(query, keys)
     every = paired(matched, pair)
-    rows = filter_by_range(filter_by_prompt(every, asked.prompt), asked.low, asked.high, asked.on == "change")
+    rows = filter_by_prompt(every, asked.prompt)
     like = query.whole("like", 0) if query.text("like") else None
     rows = arrange(
         filter_by_scores(filter_by_judgement(rows, pair.show, asked.falling), like), asked.sort, asked.falling
@@ -83,7 +82,6 @@ def compare(site: Site, query: Query) -> Answer:
         "notes": notes,
         "asked": asked,
         "sorts": orders(len(keys) > 1, asked.reward),
-        "ranges": RANGES if len(keys) > 1 else {"value": "value"},
         "matched": matched,
         "likeness": likeness(matched, [column.stream for column in choice.columns]),
         "summary": summarise(rows, asked.falling),
@@ -112,7 +110,7 @@ def compare(site: Site, query: Query) -> Answer:
         "groups": offered,
         "places": min(MOST, len(keys) + 1, max(len(keys), sum(len(states) for _, states in offered))),
     }
-    return Answer(site.render("compare.html", **values), status=asked.status)
+    return Answer(site.render("compare.html", **values))
 
 
 def joined(columns: Sequence[Column], reward: str | None) -> Joined:

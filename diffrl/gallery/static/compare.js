@@ -81,8 +81,7 @@ const asking = {
       sessionStorage.removeItem(asking.field);
     } catch { /* not kept */ }
     const form = document.querySelector(".compare-form:not([data-local])");
-    const wrong = form?.querySelector("[aria-invalid]");
-    if (place !== null) (wrong ?? form?.elements[Number(place)])?.focus({ preventScroll: true });
+    if (place !== null) form?.elements[Number(place)]?.focus({ preventScroll: true });
   },
 };
 asking.start();

@@ -13,25 +13,11 @@ const local = {
   },
   // What Python's casefold() makes equal; of a sigma at the end of a word, and ß, too.
   folded: (text) => Array.from(text, (one) => (one === "ı" ? one : one.toUpperCase().toLowerCase())).join(""),
-  // As diffrl/gallery/query.py reads them: "1,5" is 1.5. Throws the sentence that the server would answer with.
-  number(name) {
-    const text = local.form.elements[name]?.value ?? "";
-    if (!text) return null;
-    const plain = /^\s*([+-]?(\d+(_\d+)*\.?(\d+(_\d+)*)?|\.\d+(_\d+)*)(e[+-]?\d+(_\d+)*)?)\s*$/i.exec(text.includes(".") ? text : text.replaceAll(",", "."));
-    const value = plain ? Number(plain[1].replaceAll("_", "")) : NaN;
-    if (!Number.isFinite(value)) throw new Error(`${name} must be a number, such as 0.5. Got '${text}'.`);
-    return value;
-  },
   // Places of the compared column and of the one it is compared with; with fewer than three there is no choice.
   paired(fields) {
     if (!fields.of) return local.unasked;
     if (fields.of.selectedIndex === fields.against.selectedIndex) fields.against.selectedIndex = fields.of.selectedIndex ? 0 : 1;
     return [fields.of.selectedIndex, fields.against.selectedIndex];
-  },
-  range() {
-    const [low, high] = [local.number("low"), local.number("high")];
-    if (low !== null && high !== null && low > high) throw new Error(`low must not be above high. Got low=${low}, high=${high}. Exchange them.`);
-    return [low, high];
   },
   measure(entry, reward) {
     const values = entry.rewards[reward] ?? [];
@@ -105,28 +91,15 @@ const local = {
     const fields = local.form.elements;
     const chosen = fields.reward?.selectedOptions[0];
     const reward = chosen?.value;
-    let low, high;
-    try {
-      [low, high] = local.range();
-      local.problem.hidden = true;
-      for (const name of ["low", "high"]) fields[name]?.removeAttribute("aria-invalid");
-    } catch (error) { // the rows stay as they are
-      local.problem.textContent = error.message;
-      local.problem.hidden = false;
-      for (const name of ["low", "high"]) fields[name].setAttribute("aria-invalid", "true");
-      return;
-    }
     [local.name, local.lower] = [chosen?.textContent, chosen?.dataset.lower !== undefined];
     const words = local.folded(fields.prompt.value).split(/\s+/).filter(Boolean), shown = fields.show?.value ?? "";
     local.pair = local.paired(fields);
     local.rows.forEach((entry) => local.measure(entry, reward));
     const kept = local.rows.filter((entry) => {
-      const value = fields.on?.value === "change" ? entry.change : entry.value;
-      const ranged = low === null && high === null;
       const judged = { gain: "better", loss: "worse", "": "same" }[numbers.sign(entry.change, local.lower)];
       if (shown && (entry.change === null || judged !== shown)) return false;
       if (local.like && !local.like.has(entry.order)) return false;
-      return words.every((word) => entry.prompt.includes(word)) && (ranged || (value !== null && value >= (low ?? -Infinity) && value <= (high ?? Infinity)));
+      return words.every((word) => entry.prompt.includes(word));
     });
     kept.sort(local.orders[fields.sort.value]);
     local.kept = kept;
@@ -135,7 +108,7 @@ const local = {
     const [pair, first] = [local.pair.join(), local.unasked.join()];
     if (reward !== local.reward || pair !== local.written) local.rows.forEach(local.write);
     [local.reward, local.written] = [reward, pair];
-    local.count(kept, local.like !== null || words.length > 0 || shown !== "" || low !== null || high !== null || reward !== local.first || pair !== first);
+    local.count(kept, local.like !== null || words.length > 0 || shown !== "" || reward !== local.first || pair !== first);
     local.turn(1);
   },
   reset() {
@@ -179,11 +152,8 @@ const local = {
       local.pager.append(button);
     }
     local.pager.firstChild.after(document.createElement("span"));
-    local.empty = Object.assign(document.createElement("p"), { className: "empty", textContent: "Nothing is left: no row has such a prompt and such values." });
+    local.empty = Object.assign(document.createElement("p"), { className: "empty", textContent: "Nothing is left: no row has such a prompt, or such a change." });
     rows.list.after(local.empty, local.pager);
-    local.problem = Object.assign(document.createElement("p"), { className: "alarm", hidden: true });
-    local.problem.setAttribute("role", "status");
-    local.form.after(local.problem);
     const width = rows.list.querySelector(".item")?.querySelectorAll(".cell").length ?? 1;
     local.unasked = [width - 1, 0];
     local.written = local.unasked.join();
