@@ -47,6 +47,7 @@ class Row(NamedTuple):
         values: of the chosen reward in each column; None where there is none.
         pair: places of the column that is compared, and of the one that it is compared with.
         source: the image that it edits, of the first column that has the row; None of no edit.
+        name: of its file in a folder, of the first column that has the row; "" of samples of runs.
     """
 
     order: int
@@ -55,6 +56,12 @@ class Row(NamedTuple):
     values: tuple[float | None, ...]
     pair: Pair = (-1, 0)
     source: str | None = None
+    name: str = ""
+
+    @property
+    def words(self) -> str:
+        """What the row is called by: its prompt or, without one, its file."""
+        return self.prompt or self.name
 
     @property
     def asked(self) -> tuple[str, str | None]:
@@ -158,14 +165,16 @@ def match(columns: Sequence[Sequence[Brief]], streams: Sequence[str]) -> Matched
     """
     if len(columns) == 1:  # a.png and a.jpg of a folder have one name and are two samples
         alone = [
-            Row(n, one.key[0], (one.id,), (finite(one.value),), source=one.source) for n, one in enumerate(columns[0])
+            Row(n, one.key[0], (one.id,), (finite(one.value),), source=one.source, name=_file(one, streams[0]))
+            for n, one in enumerate(columns[0])
         ]
         return Matched(_images_first(alone, columns), NOISE, [])
     best: Matched | None = None
     for by, named in LADDER:
         if best is not None and best.rows and FOLDER not in streams:
             break
-        joined = _join(columns, [named(briefs, stream) for briefs, stream in zip(columns, streams, strict=True)], by)
+        names = [named(briefs, stream) for briefs, stream in zip(columns, streams, strict=True)]
+        joined = _join(columns, names, streams, by)
         if best is None or len(joined.unmatched) < len(best.unmatched):
             best = joined
     if best is None:
@@ -180,7 +189,14 @@ def likeness(matched: Matched, streams: Sequence[str]) -> str:
     return "same prompts, same noise" if matched.by == NOISE else "same prompts, other noise"
 
 
-def _join(columns: Sequence[Sequence[Brief]], names: Sequence[Sequence[Hashable]], by: str) -> Matched:
+def _file(brief: Brief, stream: str) -> str:
+    """Return the name of a folder's image, without its suffix; "" of a run's."""
+    return str(brief.key[4]) if stream == FOLDER else ""
+
+
+def _join(
+    columns: Sequence[Sequence[Brief]], names: Sequence[Sequence[Hashable]], streams: Sequence[str], by: str
+) -> Matched:
     tables: list[dict[Hashable, Brief]] = []
     for briefs, keys in zip(columns, names, strict=True):
         backwards = zip(reversed(keys), reversed(briefs), strict=True)  # of equal names the first stays
@@ -200,7 +216,8 @@ def _join(columns: Sequence[Sequence[Brief]], names: Sequence[Sequence[Hashable]
             shared[column] += 1
         ids = tuple([None if brief is None else brief.id for brief in briefs_of_row])
         values = tuple([None if brief is None else finite(brief.value) for brief in briefs_of_row])
-        rows.append(Row(len(rows), shown[0].key[0], ids, values, source=shown[0].source))
+        name = _file(shown[0], streams[there[0]])
+        rows.append(Row(len(rows), shown[0].key[0], ids, values, source=shown[0].source, name=name))
     return Matched(rows, by, [column for column, count in enumerate(shared) if not count])
 
 
@@ -256,9 +273,9 @@ def scores(row: Row) -> tuple[float | None, float | None]:
 
 
 def filter_by_prompt(rows: Sequence[Row], text: str) -> list[Row]:
-    """Return rows whose prompt contains every word of a text, or part of a word, whatever their order and case."""
+    """Return rows whose prompt, or file without one, contains every word of a text, whatever their order and case."""
     wanted = text.casefold().split()
-    return [row for row in rows if all(word in row.prompt.casefold() for word in wanted)] if wanted else list(rows)
+    return [row for row in rows if all(word in row.words.casefold() for word in wanted)] if wanted else list(rows)
 
 
 def arrange(rows: Sequence[Row], sort: str, lower: bool = False) -> list[Row]:
@@ -270,7 +287,7 @@ def arrange(rows: Sequence[Row], sort: str, lower: bool = False) -> list[Row]:
         lower: whether less is better of the reward, so that a fall is a gain; the highest value stays the highest.
     """
     if sort == "prompt":
-        return sorted(rows, key=lambda row: (row.prompt.casefold(), row.order))
+        return sorted(rows, key=lambda row: (row.words.casefold(), row.order))
     if sort in ("gain", "loss", "value"):
         ascending = improvement(1 if sort == "loss" else -1, lower and sort != "value")
 

@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-import csv
-import io
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, TypeGuard
 
-from diffrl.gallery.numbers import finite
+from diffrl.gallery.numbers import csv_text
 from diffrl.gallery.panels import AXIS_COLUMNS, Panel, is_evaluated
 from diffrl.gallery.series import Row, Track
 
@@ -211,20 +209,8 @@ def csv_of(runs: Sequence[tuple[str, Sequence[Row]]], columns: Sequence[str] | N
     """
     every = dict.fromkeys(name for _, rows in runs for row in rows for name in row) if columns is None else columns
     names = [name for name in every if name not in AXIS_COLUMNS]
-    out = io.StringIO()
-    writer = csv.writer(out, lineterminator="\r\n")
-    writer.writerow([_cell(name) for name in ("run", *AXIS_COLUMNS, *names)])
+    lines: list[list[object]] = [["run", *AXIS_COLUMNS, *names]]
     for key, rows in runs:
-        for row in rows:
-            if columns is None or any(name in row for name in names):
-                writer.writerow([_cell(key), *(_cell(row.get(name)) for name in (*AXIS_COLUMNS, *names))])
-    return out.getvalue()
-
-
-def _cell(value: object) -> str:
-    """Return a number as it stands; text that a spreadsheet would take for a formula gets an apostrophe."""
-    if value is None:
-        return ""
-    if not isinstance(value, str):
-        return repr(value) if finite(value) is not None else ""
-    return f"'{value}" if value.startswith(("=", "+", "-", "@", "\t", "\r", "\n")) else value
+        kept = [row for row in rows if columns is None or any(name in row for name in names)]
+        lines += [[key, *(row.get(name) for name in (*AXIS_COLUMNS, *names))] for row in kept]
+    return csv_text(lines)

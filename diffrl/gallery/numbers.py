@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import csv
+import io
 import math
+from collections.abc import Iterable, Sequence
 
 SAME = 1e-6
 """Changes up to this are rounding."""
@@ -38,6 +41,22 @@ def signed(value: float | None) -> str:
         return "±0.000"
     small = next((text for digits in (3, 4, 5, 6) if float(text := f"{size:.{digits}f}")), "") if size < 0.001 else ""
     return ("+" if value > 0 else "−") + (small or three(size))
+
+
+def csv_text(lines: Iterable[Sequence[object]]) -> str:
+    """Return lines as CSV: numbers as they stand, nothing for what is none or not finite."""
+    out = io.StringIO()
+    csv.writer(out, lineterminator="\r\n").writerows([_cell(value) for value in line] for line in lines)
+    return out.getvalue()
+
+
+def _cell(value: object) -> str:
+    """Return a number as it stands; text that a spreadsheet would take for a formula gets an apostrophe."""
+    if value is None:
+        return ""
+    if not isinstance(value, str):
+        return repr(value) if finite(value) is not None else ""
+    return f"'{value}" if value.startswith(("=", "+", "-", "@", "\t", "\r", "\n")) else value
 
 
 def counted(count: int, one: str, many: str = "") -> str:

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, NamedTuple, Protocol
 
 from diffrl.gallery.leaves import Leaf
+from diffrl.gallery.numbers import csv_text
 from reward_models.common.messages import LONGEST_NOTE, brief, cut
 
 
@@ -199,6 +200,11 @@ class Answer:
     type: str = "text/html; charset=utf-8"
     status: int = 200
     filename: str | None = None
+
+
+def csv_answer(lines: Iterable[Sequence[object]], filename: str) -> Answer:
+    """Return lines as a CSV file (`numbers.csv_text`)."""
+    return Answer(csv_text(lines), "text/csv; charset=utf-8", filename=filename)
 
 
 def state_key(source: Source, state: State) -> str:

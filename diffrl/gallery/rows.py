@@ -54,6 +54,7 @@ class View:
     Args:
         order: place in the unsorted list.
         prompt: its text.
+        name: of its file, "" of samples of runs.
         cells: one a column.
         change: of the chosen reward.
         rewards: every reward that any of the cells has.
@@ -63,6 +64,7 @@ class View:
 
     order: int
     prompt: str
+    name: str
     cells: Sequence[Cell]
     change: float | None
     rewards: Sequence[Line]
@@ -112,7 +114,7 @@ def _view(
         values = [None if sample is None else sample.value(name) for sample in samples]
         if any(value is not None for value in values):
             lines.append(Line(name, values, difference(values, row.pair), name in lower))
-    return View(row.order, row.prompt, cells, row.change, lines, lower, row.pair[0] % len(cells))
+    return View(row.order, row.prompt, row.name, cells, row.change, lines, lower, row.pair[0] % len(cells))
 
 
 Folded = TypeVar("Folded")

@@ -57,12 +57,14 @@ class Best:
         next: the next best.
         mean: of the best one.
         change: paired difference of the best from the next, its interval over prompts.
+        places: of both among the columns.
     """
 
     column: Column
     next: Column
     mean: float
     change: Estimate
+    places: tuple[int, int]
 
 
 def paired_change(rows: Sequence[Row]) -> Estimate | None:
@@ -118,7 +120,7 @@ def best_column(columns: Sequence[Column], rows: Sequence[Row], table: Sequence[
         return None
     first, second = (index for _, index in known[:2])
     change = paired_change([row._replace(pair=(first, second)) for row in rows])
-    return change and Best(columns[first], columns[second], table[first].mean or 0.0, change)
+    return change and Best(columns[first], columns[second], table[first].mean or 0.0, change, (first, second))
 
 
 def seeds_of(sources: Sequence[Source]) -> str:

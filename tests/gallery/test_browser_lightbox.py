@@ -310,3 +310,35 @@ def test_a_finger_goes_on_and_back(context_of, served, run):
     until(lambda: asked(page) == "#row-3")
     swipe(100, 300)
     until(lambda: asked(page) == "#row-2")
+
+
+def test_of_three_columns_two_are_chosen_and_their_numbers_stand_beside(page, served, tmp_path):
+    """At first the best and the next; whoever is pressed stands against the one that was compared before."""
+    scores = {"one": 0.2, "two": 0.9, "three": 0.5}
+    for name, value in scores.items():
+        with SampleStore(tmp_path / name) as store:
+            for n in range(3):
+                store.write([eval_sample(4, n, 0, f"p {n}", value + n / 100, flat(value))])
+    keys = "&".join(f"columns={name}@eval-4" for name in scores)
+    page.goto(f"{served(*(tmp_path / name for name in scores))}/compare?{keys}&reward=total")
+    page.keyboard.press("j")
+    page.keyboard.press("Enter")
+    pressed = "all => all.map((one) => one.getAttribute('aria-pressed'))"
+    buttons = page.locator("[data-pick]")
+    assert buttons.evaluate_all(pressed) == ["false", "true", "true"]
+    assert page.locator(".pane a[download]").count() == 3
+    line = page.locator(".lightbox-table tr[data-reward=total]")
+    assert line.locator("td:visible").all_inner_texts() == ["0.200", "0.900", "0.500", "+0.300"]
+    buttons.nth(0).click()
+    assert buttons.evaluate_all(pressed) == ["true", "true", "false"]
+    assert line.locator("td:visible").all_inner_texts() == ["0.200", "0.900", "−0.700"]
+    assert "loss" in line.locator("td").last.get_attribute("class")
+    page.keyboard.press("f")
+    ends = page.locator(".stacked .ends > span")
+    assert [text.split(" ")[0] for text in ends.all_inner_texts()] == ["two", "one"]
+    page.keyboard.press("ArrowRight")
+    until(lambda: page.locator(".lightbox .prompt").inner_text() == "p 1")
+    assert [text.split(" ")[0] for text in ends.all_inner_texts()] == ["two", "one"], "as long as it is open"
+    page.context.grant_permissions(["clipboard-read", "clipboard-write"])
+    page.locator("[data-do=copy]").click()
+    until(lambda: page.evaluate("navigator.clipboard.readText()") == page.url and "mode=flip" in page.url)

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import csv
 import html
+import io
 import itertools
 import json
 import random
@@ -432,3 +434,20 @@ def test_an_exported_comparison_has_all_rows_in_full_precision_and_the_slider(tm
     assert [row["shapes"] for row in rows] == [[before[k], after[k]] for k in sorted(before, key=lambda k: k[1:])]
     assert {"evaluations.js"} <= {name for _, name, _ in links.pending}, "the slider shows what lies between"
     assert '<select name="columns"' not in text
+
+
+def test_the_csv_has_every_row_of_the_page_on_all_of_its_pages(tmp_path, client_of):
+    run = make_run(tmp_path / "long", iterations=2, prompts=tuple(f"prompt {n:02d}" for n in range(31)), roots=1)
+    client = client_of(run)
+    address = "run=long&reward=shapes&sort=gain&show=better"
+    answer = client.get(f"/compare.csv?{address}")
+    lines = list(csv.DictReader(io.StringIO(answer.text)))
+    before, after = stored(run, 0, "shapes"), stored(run, 2, "shapes")
+    expected = sorted((k for k in before if after[k] - before[k] > 1e-5), key=lambda k: (before[k] - after[k], k[1:]))
+    assert 0 < len(expected) < 31 and [line["prompt"] for line in lines] == [key[0] for key in expected]
+    for line, key in zip(lines, expected, strict=True):
+        assert float(line["shapes, evaluation 0"]) == before[key] and float(line["shapes, evaluation 2"]) == after[key]
+        assert float(line["change"]) == after[key] - before[key]
+    link = html.unescape(re.search(r'href="([^"]*compare[.]csv[^"]*)"', client.get(f"/compare?{address}").text)[1])
+    assert client.get(link).text == answer.text
+    assert client.get("/compare.csv?run=none").status_code == 404

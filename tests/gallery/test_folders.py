@@ -94,10 +94,10 @@ def test_a_page_never_shows_a_picture_under_the_prompt_of_another(source, monkey
     rows = [
         (prompt, file)
         for row in text.split('<li class="item"')[1:]
-        for prompt in re.findall(r'<p class="prompt"[^>]*>([^<]+)<', row)
+        for prompt in re.findall(r'<p class="prompt[^>]*>([^<]+)<', row)
         for file in re.findall(r'href="/media/pictures/([^"?]*)"', row)
     ]
-    assert rows == [("no prompt", "bare.png"), ("a cat", "cat.png"), ("a dog", "dog.png"), ("a bird", "sub/bird.png")]
+    assert rows == [("bare", "bare.png"), ("a cat", "cat.png"), ("a dog", "dog.png"), ("a bird", "sub/bird.png")]
 
 
 def test_what_browsers_do_not_play_is_left_out_and_counted(source):
@@ -339,3 +339,16 @@ def test_rewards_without_a_folder_are_refused(tmp_path, capsys):
 
 def test_without_rewards_the_page_can_say_how_scores_are_had(source):
     assert f"diffrl gallery {source.path} --reward sharpness" in source.notes()[-1]
+
+
+def test_images_without_prompts_are_known_by_their_files(source, client_of):
+    client = client_of(source.path)
+    page = client.get("/compare?prompt=BAR").text
+    assert page.count('<li class="item"') == 1 and ">bare</p>" in page and "data-none" not in page
+    lines = client.get("/compare.csv?sort=prompt").text.splitlines()
+    assert [line.split(",")[:2] for line in lines[1:]] == [
+        ["a bird", "sub/bird"],
+        ["a cat", "cat"],
+        ["a dog", "dog"],
+        ["", "bare"],
+    ]

@@ -138,3 +138,6 @@ def test_the_page_of_votes_begins_with_the_ranking_and_offers_a_pair_that_exists
     page = client.get("/votes").text
     assert page.index('class="ranked"') < page.index("against") and page.count('<th scope="row">') == 3
     assert page.index("run x · evaluation 4") < page.index("run z · evaluation 4")
+    lines = client.get("/ranking.csv").text.splitlines()
+    assert len(lines) == 4 and [line.split(",")[1].split(" ")[:2] for line in lines[1:]] == [["run", n] for n in "xyz"]
+    assert [line.split(",")[-3:] for line in lines[1:]] == [["4", "0", "0"], ["4", "4", "0"], ["0", "4", "0"]]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Any
 
 from diffrl.gallery.asked import Versus, Wanted, orders, paged, versus, wanted
@@ -32,7 +33,7 @@ from diffrl.gallery.errors import GalleryError
 from diffrl.gallery.folders import FolderSource
 from diffrl.gallery.numbers import improvement
 from diffrl.gallery.query import Query
-from diffrl.gallery.records import Answer, Brief, Source, state_key
+from diffrl.gallery.records import Answer, Brief, Source, csv_answer, state_key
 from diffrl.gallery.rows import EXPORTED, per_page, views
 from diffrl.gallery.runs import RunSource
 from diffrl.gallery.scatter import Scatter, scatter
@@ -43,12 +44,33 @@ Joined = tuple[Matched, Sequence[Sequence[Brief]]]
 """Samples beside each other, and those of each column."""
 
 
-def compare(site: Site, query: Query) -> Answer:
-    """Return the page."""
-    choice = choose(site, query)
-    run = common_run(choice.columns) or (site.run(query.text("run")) if _is_run(site, query) else None)
-    if not choice.columns:
-        return Answer(site.render("compare.html", columns=[], scatters=[], views=[], notes=choice.notes, run=run))
+@dataclass(frozen=True)
+class Compared:
+    """What an address compares.
+
+    Args:
+        choice: the columns, at least one.
+        asked: filters, order and reward.
+        joined: samples beside each other.
+        seeds: of how many seeds of how many configurations the sources are; "" if of none.
+        pair: which columns are compared.
+        every: all rows.
+        rows: those that were asked for, in their order.
+        like: `Row.order` of the sample whose scores they have; None for all.
+    """
+
+    choice: Choice
+    asked: Wanted
+    joined: Joined
+    seeds: str
+    pair: Versus
+    every: Sequence[Row]
+    rows: Sequence[Row]
+    like: int | None
+
+
+def compared(query: Query, choice: Choice) -> Compared:
+    """Return the samples of the chosen columns beside each other; columns that match nothing or do not fit are cut."""
     asked = wanted(query, choice.columns, list(SORTS))
     matched, briefs = joined(choice.columns, asked.reward)
     if not choice.chosen and 0 < len(matched.unmatched) <= len(choice.columns) - 2:
@@ -60,14 +82,39 @@ def compare(site: Site, query: Query) -> Answer:
         choice = fitting(choice, matched, asked)
         asked = wanted(query, choice.columns, list(SORTS))
         matched, briefs = joined(choice.columns, asked.reward)
-    keys = [column.key for column in choice.columns]
-    pair = versus(query, keys)
+    pair = versus(query, [column.key for column in choice.columns])
     every = paired(matched, pair)
     rows = filter_by_prompt(every, asked.prompt)
     like = query.whole("like", 0) if query.text("like") else None
     rows = arrange(
         filter_by_scores(filter_by_judgement(rows, pair.show, asked.falling), like), asked.sort, asked.falling
     )
+    return Compared(choice, asked, (matched, briefs), seeds, pair, every, rows, like)
+
+
+def compare_csv(site: Site, query: Query) -> Answer:
+    """Return the rows of the page, on all of its pages, as CSV: prompt, file, the score in each column, the change."""
+    choice = choose(site, query)
+    found = compared(query, choice) if choice.columns else None
+    lines: list[list[object]] = []
+    if found is not None:
+        several = len(found.choice.columns) > 1
+        labels = [f"{found.asked.reward}, {column.label}" for column in found.choice.columns]
+        lines = [["prompt", "file", *labels, *(["change"] if several else [])]]
+        lines += [[row.prompt, row.name, *row.values, *([row.change] if several else [])] for row in found.rows]
+    return csv_answer(lines, "compare.csv")
+
+
+def compare(site: Site, query: Query) -> Answer:
+    """Return the page."""
+    choice = choose(site, query)
+    run = common_run(choice.columns) or (site.run(query.text("run")) if _is_run(site, query) else None)
+    if not choice.columns:
+        return Answer(site.render("compare.html", columns=[], scatters=[], views=[], notes=choice.notes, run=run))
+    found = compared(query, choice)
+    choice, asked, pair, every, rows = found.choice, found.asked, found.pair, found.every, found.rows
+    (matched, briefs), like = found.joined, found.like
+    keys = [column.key for column in choice.columns]
     size = per_page(len(keys))
     shown, number, pages = paged(query, rows, size, site.links.exported)
     notes = [*choice.notes, *([asked.note] if asked.note else []), *unmatched(matched, choice.columns)]
@@ -89,7 +136,7 @@ def compare(site: Site, query: Query) -> Answer:
         "best_column": None if chosen else best_column(choice.columns, every, table, asked.falling),
         "scored": len(known),
         "mean": sum(known) / len(known) if known and len(keys) == 1 else None,
-        "seeds": seeds,
+        "seeds": found.seeds,
         "scatters": scatters(choice.columns, asked, pair, (matched, briefs), site.links.exported)
         if len(keys) > 1
         else [],
@@ -106,6 +153,9 @@ def compare(site: Site, query: Query) -> Answer:
             "compare", columns=keys, **asked.parameters, **pair.parameters, like=like, page=n if n > 1 else None
         ),
         # An exported page goes back by its script and needs no second file.
+        "csv": ""
+        if site.links.exported
+        else site.links.page("compare.csv", columns=keys, **asked.parameters, **pair.parameters, like=like),
         "plain": "#" if site.links.exported else site.links.page("compare", columns=keys),
         "groups": offered,
         "places": min(MOST, len(keys) + 1, max(len(keys), sum(len(states) for _, states in offered))),

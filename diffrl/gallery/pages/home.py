@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import base64
-import csv
-import io
 import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -17,7 +15,7 @@ from diffrl.gallery.pages.compare import compare
 from diffrl.gallery.pages.curves import measured_alike
 from diffrl.gallery.pages.run import overview
 from diffrl.gallery.query import Query
-from diffrl.gallery.records import Answer, describe_reward
+from diffrl.gallery.records import Answer, csv_answer, describe_reward
 from diffrl.gallery.run_table import Entry, Row, arm_row, arms_of, differing, entries_of, rewards_of
 from diffrl.gallery.runs import RunSource
 from diffrl.gallery.site import Site
@@ -136,10 +134,9 @@ def numbers(pair: Mapping[str, Any]) -> dict[str, float | None]:
 
 def runs_csv(site: Site, query: Query) -> Answer:
     """Return the table as CSV, a line each run, with every setting in which runs differ; what is not known is empty."""
-    table, text = table_of(site, query), io.StringIO()
-    writer = csv.writer(text, lineterminator="\n")
+    table = table_of(site, query)
     numbers = ("first", "last", "best", "best after", "difference", "low", "high", "interval", "evaluations", "seconds")
-    writer.writerow(["arm", "run", "seed", "state", "alarms", "reward", *numbers, *table.names])
+    lines: list[list[object]] = [["arm", "run", "seed", "state", "alarms", "reward", *numbers, *table.names]]
     for arm in table.rows:
         for row in arm.seeds or [arm]:
             entry, change = row.entries[0], next(iter(row.changes), None)
@@ -162,5 +159,5 @@ def runs_csv(site: Site, query: Query) -> Answer:
                 row.cost("evaluations"),
                 row.cost("seconds"),
             ]
-            writer.writerow([*line, *(entry.settings.get(name) for name in table.names)])
-    return Answer(text.getvalue(), "text/csv; charset=utf-8", filename="runs.csv")
+            lines.append([*line, *(entry.settings.get(name) for name in table.names)])
+    return csv_answer(lines, "runs.csv")

@@ -14,7 +14,7 @@ from diffrl.gallery.numbers import counted
 from diffrl.gallery.preferences import exported_address, jsonl, parquet, rows
 from diffrl.gallery.query import Query
 from diffrl.gallery.ranking import Ranked, Tally, preferred, rankings, tallies
-from diffrl.gallery.records import Answer, State, state_key
+from diffrl.gallery.records import Answer, State, csv_answer, state_key
 from diffrl.gallery.runs import RunSource
 from diffrl.gallery.site import Site
 from diffrl.gallery.votes import Side, Vote, home, read_votes, source_of, usual_pair
@@ -130,6 +130,20 @@ def side_name(side: Side, short: bool) -> str:
         return side.source
     state = label(State(stage, int(iteration)))
     return state if short else f"{side.source} · {state}"
+
+
+def ranking_csv(site: Site, query: Query) -> Answer:
+    """Return the rankings as CSV: places that its 95 % interval leaves open, strength as a share, votes."""
+    lines: list[list[object]] = [
+        ["ranking", "samples", "first place", "last place", "share", "low", "high", "won", "lost", "equal"]
+    ]
+    wanted = filter_votes(site, query, read_votes(Path(site.options["votes"])).votes)
+    for ranking in map(ranking_view, rankings(tallies(wanted))):
+        for name, row in zip(ranking["names"], ranking["rows"], strict=True):
+            rate = row.rate
+            places, interval = (row.first, row.last), (rate.share, rate.low, rate.high)
+            lines.append([ranking["title"], name, *places, *interval, rate.wins, rate.trials - rate.wins, row.ties])
+    return csv_answer(lines, "ranking.csv")
 
 
 def _run(site: Site, query: Query) -> RunSource | None:

@@ -136,8 +136,9 @@
         { stroke: soft, grid, ticks: grid, size: 32, values: (u, all) => all.map(tick), ...(axis.value === "seconds" ? {} : { incrs: WHOLE }) },
         { stroke: soft, grid, ticks: grid, size: 62, values: (u, all) => all.map(tick), label: panel.unit || undefined, labelSize: 18, labelFont: "12px system-ui, sans-serif" },
       ],
+      focus: { alpha: 0.25 }, // the line under the pointer, or under it in the legend
       cursor: {
-        y: false, drag: { x: true, y: false, setScale: false }, dataIdx: (u, s, closest, x) => (s ? nearest(u, s, closest, x) : closest),
+        y: false, focus: { prox: 12 }, drag: { x: true, y: false, setScale: false }, dataIdx: (u, s, closest, x) => (s ? nearest(u, s, closest, x) : closest),
         points: { size: 7 }, sync: { key: "curves", setSeries: false, filters: { pub: (type) => type === "mousemove" || type === "mouseleave" } },
         bind: { dblclick: () => () => { zoom(null); return null; } },
       },

@@ -104,6 +104,7 @@ const local = {
     kept.sort(local.orders[fields.sort.value]);
     local.kept = kept;
     Object.assign(rows.list.dataset, { reward: reward ?? "", pair: local.pair.join(" ") }); // lightbox.js asks for them
+    if (local.pair.join() !== local.unasked.join() || reward !== local.first) delete rows.list.dataset.flip;
     document.querySelectorAll("[data-scatter]").forEach((drawing) => { drawing.hidden = drawing.dataset.scatter !== reward; });
     const [pair, first] = [local.pair.join(), local.unasked.join()];
     if (reward !== local.reward || pair !== local.written) local.rows.forEach(local.write);

@@ -11,6 +11,7 @@ const lightbox = {
   },
   dialog: null,
   row: null,
+  picked: null, // places of the two columns that were chosen by their buttons, while the dialog is open
   rows: () => [...document.querySelectorAll(".item:not([hidden])")],
   part: (name) => lightbox.dialog.querySelector(name),
 
@@ -92,6 +93,7 @@ const lightbox = {
   closed() {
     evaluations.stop();
     stage.clear();
+    lightbox.picked = null;
     const { row } = lightbox;
     (row.matches("[tabindex]") ? row : row.querySelector(".open"))?.focus();
     if (!location.hash.startsWith("#row-")) return;
@@ -124,9 +126,23 @@ const lightbox = {
     stage.draw(shots, lightbox.ends(shots));
     const table = evaluations.table() ?? lightbox.row.querySelector(".all table, .tells")?.cloneNode(true);
     if (table) table.hidden = false;
+    if (lightbox.picked && table?.matches(":has([data-reward])")) lightbox.narrow(table);
     table?.querySelectorAll("th:first-child").forEach(lightbox.breakable);
     lightbox.part(".lightbox-table").replaceChildren(...(table ? [table] : []));
     lightbox.part(".lightbox-notes").replaceChildren(...shots.flatMap(({ label, notes }) => notes.map((note) => lightbox.note(label, note, shots.length))));
+  },
+  // A table of all columns becomes one of the two that were chosen.
+  narrow(table) {
+    const values = JSON.parse(lightbox.row.dataset.rewards), [of, against] = lightbox.picked;
+    for (const line of table.rows) {
+      const columns = [...line.cells].slice(1, -1);
+      columns.forEach((cell, place) => { cell.hidden = place !== of && place !== against; });
+      const scores = values[line.dataset.reward];
+      if (!scores) continue;
+      const change = numbers.change(scores[of], scores[against]);
+      line.cells[line.cells.length - 1].textContent = numbers.signed(change);
+      line.cells[line.cells.length - 1].className = `number ${numbers.sign(change, line.dataset.lower !== undefined)}`;
+    }
   },
   note(label, words, columns) {
     const line = document.createElement("p");
@@ -156,8 +172,24 @@ const lightbox = {
   cells: () => [...lightbox.row.querySelectorAll(".cell")],
   // Places of the compared column and of the one it is compared with.
   pair() {
-    const last = lightbox.cells().length - 1;
-    return lightbox.row.closest(".items")?.dataset.pair?.split(" ").map(Number) ?? [last, 0];
+    const last = lightbox.cells().length - 1, { flip, pair } = lightbox.row.closest(".items")?.dataset ?? {};
+    return lightbox.picked ?? (flip ?? pair)?.split(" ").map(Number) ?? [last, 0];
+  },
+  // The one that is pressed stands against the one that was compared before.
+  pick(place) {
+    const [of, against] = lightbox.pair();
+    lightbox.picked = place === of ? [against, of] : [place, of];
+    evaluations.forget();
+    lightbox.draw();
+    evaluations.begin();
+  },
+  async copy(button) {
+    const words = button.textContent;
+    try {
+      await navigator.clipboard.writeText(location.href);
+      button.textContent = "Copied";
+    } catch { button.textContent = "Copy the address"; } // without https, or not allowed
+    setTimeout(() => { button.textContent = words; }, 1500);
   },
   // The two that lie on one another: of one column its first evaluation and itself; null if there are no two.
   ends(shots) {
@@ -198,6 +230,7 @@ const lightbox = {
     in: () => zoomed.zoom(1.5),
     out: () => zoomed.zoom(1 / 1.5),
     reset: () => zoomed.reset(),
+    copy: (button) => lightbox.copy(button),
     keys: () => gallery.bound["?"](),
     close: () => lightbox.dialog.close(),
   },
@@ -214,9 +247,10 @@ const lightbox = {
     const dialog = (lightbox.dialog = document.getElementById("lightbox"));
     if (!dialog) return;
     dialog.addEventListener("click", (event) => {
-      const button = event.target.closest("[data-do], [data-mode]");
+      const button = event.target.closest("[data-do], [data-mode], [data-pick]");
       if (button?.dataset.mode) stage.toggle(button.dataset.mode);
-      else if (button) lightbox.buttons[button.dataset.do]();
+      else if (button?.dataset.pick) lightbox.pick(Number(button.dataset.pick));
+      else if (button) lightbox.buttons[button.dataset.do](button);
       if (button && event.detail && dialog.open) dialog.focus(); // by the mouse: the space bar is free again
     });
     dialog.addEventListener("close", lightbox.closed);

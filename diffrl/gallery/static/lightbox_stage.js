@@ -67,7 +67,7 @@ const stage = {
     lightbox.part('[data-do="blink"]').hidden = mode !== "flip";
     if (mode !== "flip") stage.steady();
     lightbox.part(".lightbox-edge").hidden = mode !== "swipe";
-    stage.panes().replaceChildren(...(mode === "side" ? shots.map(stage.pane) : [stage.stack(ends, mode)]));
+    stage.panes().replaceChildren(...(mode === "side" ? shots.map((shot, place) => stage.pane(shot, place, shots.length)) : [stage.stack(ends, mode)]));
     stage.panes().querySelectorAll("img").forEach((image) => {
       image.decoding = "sync"; // an image that was there before does not flicker
       if (image.complete) gallery.crisp(image);
@@ -76,9 +76,17 @@ const stage = {
     stage.settle();
     zoomed.draw();
   },
-  pane({ media, caption }) {
+  pane({ media, caption }, place, columns) {
     const pane = document.createElement("figure");
     pane.className = "pane";
+    const { src } = media.matches("img, video") ? media : media.querySelector("img") ?? {};
+    if (src) caption.append(Object.assign(document.createElement("a"), { className: "small", href: src, download: "", textContent: "save" }));
+    if (columns > 2) { // which two lie on one another, and whose numbers stand beside
+      const button = Object.assign(document.createElement("button"), { type: "button", className: "small", textContent: "compare" });
+      button.dataset.pick = place;
+      button.setAttribute("aria-pressed", lightbox.pair().includes(place));
+      caption.append(button);
+    }
     pane.append(media, caption);
     return pane;
   },

@@ -36,7 +36,7 @@ const zoomed = {
 
   down(event) {
     const pane = event.target.closest(".pane");
-    if (!pane || event.target.matches("video, a")) return;
+    if (!pane || event.target.matches("video, a, button")) return;
     pane.setPointerCapture(event.pointerId);
     pane.classList.add("dragging");
     const [x, y] = zoomed.at(event), box = pane.getBoundingClientRect();
