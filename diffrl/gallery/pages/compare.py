@@ -95,13 +95,13 @@ def compared(query: Query, choice: Choice) -> Compared:
 def compare_csv(site: Site, query: Query) -> Answer:
     """Return the rows of the page, on all of its pages, as CSV: prompt, file, the score in each column, the change."""
     choice = choose(site, query)
-    found = compared(query, choice) if choice.columns else None
+    comparison = compared(query, choice) if choice.columns else None
     lines: list[list[object]] = []
-    if found is not None:
-        several = len(found.choice.columns) > 1
-        labels = [f"{found.asked.reward}, {column.label}" for column in found.choice.columns]
+    if comparison is not None:
+        several = len(comparison.choice.columns) > 1
+        labels = [f"{comparison.asked.reward}, {column.label}" for column in comparison.choice.columns]
         lines = [["prompt", "file", *labels, *(["change"] if several else [])]]
-        lines += [[row.prompt, row.name, *row.values, *([row.change] if several else [])] for row in found.rows]
+        lines += [[row.prompt, row.name, *row.values, *([row.change] if several else [])] for row in comparison.rows]
     return csv_answer(lines, "compare.csv")
 
 
@@ -111,9 +111,15 @@ def compare(site: Site, query: Query) -> Answer:
     run = common_run(choice.columns) or (site.run(query.text("run")) if _is_run(site, query) else None)
     if not choice.columns:
         return Answer(site.render("compare.html", columns=[], scatters=[], views=[], notes=choice.notes, run=run))
-    found = compared(query, choice)
-    choice, asked, pair, every, rows = found.choice, found.asked, found.pair, found.every, found.rows
-    (matched, briefs), like = found.joined, found.like
+    comparison = compared(query, choice)
+    choice, asked, pair, every, rows = (
+        comparison.choice,
+        comparison.asked,
+        comparison.pair,
+        comparison.every,
+        comparison.rows,
+    )
+    (matched, briefs), like = comparison.joined, comparison.like
     keys = [column.key for column in choice.columns]
     size = per_page(len(keys))
     shown, number, pages = paged(query, rows, size, site.links.exported)
@@ -136,7 +142,7 @@ def compare(site: Site, query: Query) -> Answer:
         "best_column": None if chosen else best_column(choice.columns, every, table, asked.falling),
         "scored": len(known),
         "mean": sum(known) / len(known) if known and len(keys) == 1 else None,
-        "seeds": found.seeds,
+        "seeds": comparison.seeds,
         "scatters": scatters(choice.columns, asked, pair, (matched, briefs), site.links.exported)
         if len(keys) > 1
         else [],
