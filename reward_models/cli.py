@@ -68,8 +68,8 @@ def score_files(
             "`score` takes files or folders. Got none. Give PATHs; diffrl score --pipeline generates some."
         )
     quiet_libraries()
-    from reward_models.scoring import command
-    from reward_models.scoring.sources import Selection
+    from reward_models.scoring.choices import choose
+    from reward_models.scoring.sources import Selection, collect
 
     selection = Selection(
         paths,
@@ -80,7 +80,11 @@ def score_files(
         samples.media,
         samples.limit,
     )
-    raise typer.Exit(command.run(selection, reward, options, results, draw))
+    choose(reward, options.option or (), options.config)  # before torch is loaded, and before anything is drawn
+    collected = collect(selection) if draw is None else None
+    from reward_models.scoring import command
+
+    raise typer.Exit(command.run(selection, collected, reward, options, results, draw))
 
 
 @grouped

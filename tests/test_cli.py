@@ -500,6 +500,8 @@ def test_a_sample_is_listed_as_soon_as_it_is_written(tmp_path):
         "generate --model nowhere --prompt x --out images",
         "evaluate --run nowhere --prompts shapes:report",
         "export nowhere --out exported",
+        "score nowhere --reward sharpness",
+        "score . --reward nowhere",
     ],
 )
 def test_what_is_not_there_is_refused_before_anything_heavy_is_loaded(command, tmp_path):

@@ -38,6 +38,7 @@ def load_rewards(names: Sequence[str], options: RewardOptions, examined: bool = 
 
 def run(
     selection: Selection,
+    samples: Found | None,
     names: Sequence[str],
     options: RewardOptions,
     results: ResultOptions,
@@ -47,6 +48,7 @@ def run(
 
     Args:
         selection: which samples.
+        samples: those, as they were found; None: they are drawn first.
         names: which rewards.
         options: how they are made.
         results: files, figures and the cache.
@@ -66,14 +68,10 @@ def run(
         check_plot(results.plot)
     console = Console()
     say = Console(stderr=True) if results.as_json else console
-    choose(names, options.option or (), options.config)  # before anything takes long
-    if draw is None:
-        samples = collect(selection)
-        rewards = load_rewards(names, options)
-    else:
-        rewards = load_rewards(names, options)
-        for line in draw():
-            say.print(line, markup=False, highlight=False, soft_wrap=True)
+    rewards = load_rewards(names, options)
+    for line in draw() if draw is not None else ():
+        say.print(line, markup=False, highlight=False, soft_wrap=True)
+    if samples is None:
         samples = collect(selection)
     others = [path for path in (selection.prompts, options.config, results.cache) if path is not None]
     check_targets(outs, results.plot, samples.items, others, selection.paths)
