@@ -47,6 +47,11 @@ class Estimate:
         return None if self.low is None or self.high is None else (self.high - self.low) / 2
 
     @property
+    def error(self) -> float | None:
+        """Return the standard error of the mean."""
+        return None if self.sd is None else self.sd / math.sqrt(self.n)
+
+    @property
     def resolved(self) -> bool:
         """Return whether the interval leaves 0 out."""
         return self.low is not None and self.high is not None and (self.low > 0 or self.high < 0)
@@ -107,11 +112,21 @@ def clustered_estimate(values: Sequence[float], clusters: Sequence[Hashable]) ->
     sums: dict[Hashable, float] = {}
     for value, cluster in zip(values, clusters, strict=True):
         sums[cluster] = sums.get(cluster, 0.0) + value - mean
-    n = len(sums)
+    return _clustered(mean, list(sums.values()), len(values))
+
+
+def estimate_of_sums(sums: Sequence[float], counts: Sequence[float]) -> Estimate:
+    """Return the same of what is known of each cluster: the sum of its values, and their number, above 0."""
+    total = math.fsum(counts)
+    mean = math.fsum(sums) / total
+    return _clustered(mean, [one - count * mean for one, count in zip(sums, counts, strict=True)], total)
+
+
+def _clustered(mean: float, residuals: Sequence[float], total: float) -> Estimate:
+    n = len(residuals)
     if n == 1:
         return _student(1, mean, None)
-    squares = math.fsum(one * one for one in sums.values())
-    return _student(n, mean, n / len(values) * math.sqrt(squares / (n - 1)))
+    return _student(n, mean, n / total * math.sqrt(math.fsum(one * one for one in residuals) / (n - 1)))
 
 
 def _student(n: int, mean: float, sd: float | None) -> Estimate:

@@ -12,6 +12,7 @@ from scipy import stats
 from diffrl.statistics import (
     clustered_estimate,
     detectable,
+    estimate_of_sums,
     holm,
     mean_estimate,
     paired_difference,
@@ -147,3 +148,15 @@ def test_clustered_intervals_hold_the_truth_where_plain_ones_are_too_narrow():
         plain += narrow.low <= 0.1 <= narrow.high
     assert held / 2000 > 0.92
     assert plain / 2000 < 0.80
+
+
+def test_sums_of_clusters_say_what_their_values_say():
+    generator = np.random.default_rng(4)
+    clusters = generator.integers(0, 7, 40)
+    values = generator.normal(0, 1, 40) + clusters / 5
+    known = sorted(set(clusters.tolist()))
+    sums, counts = zip(*((values[clusters == one].sum(), (clusters == one).sum()) for one in known), strict=True)
+    of_values, of_sums = clustered_estimate(values.tolist(), clusters.tolist()), estimate_of_sums(sums, counts)
+    for name in ("n", "mean", "sd", "low", "high", "p", "error"):
+        assert getattr(of_sums, name) == pytest.approx(getattr(of_values, name), rel=1e-9), name
+    assert estimate_of_sums([3.0], [2]).error is None

@@ -131,7 +131,8 @@ class RewardHackingGuard(Section):
         0.2,
         gt=0,
         description="Fall of a held-out reward below its best that is an alarm, in standard deviations of its samples; "
-        "four standard errors of the difference in any case, because the best of several evaluations was also lucky.",
+        "four standard errors of the difference (over prompts) in any case, because the best of several evaluations "
+        "was also lucky.",
     )
     diversity: float = Field(
         0.5, ge=0, lt=1, description="Alarm when the images of a prompt differ by less than this share of the first."

@@ -26,7 +26,7 @@ class Panel:
         note: a few words on the meaning.
         fold: what it is folded away under, "" where it shows at once.
         scale: what values are multiplied with for the axis; files keep the run's own units.
-        band: column of a standard deviation that is drawn around the line.
+        band: column of what is drawn around the line, above and below it: a standard deviation, half an interval.
     """
 
     id: str
@@ -150,6 +150,7 @@ SCALES = {"memory": 2.0**-30}
 OWN_POLICY = ("ratio", "ratio_error", "clipped", "approx_kl", "velocity_gap")
 BEFORE = "with one update an iteration, measured before it"
 """Panels that compare the policy with the one that drew, and why they may tell of no difference."""
+INTERVALS = "held_out_interval/"
 AXIS_COLUMNS = ("iteration", "cost/evaluations", "cost/seconds")
 
 
@@ -165,8 +166,13 @@ def panels_of(columns: Iterable[str], runs: int = 1) -> list[Panel]:
         columns: that have numbers, in their order.
         runs: how many lines each column gives; where a panel would be crowded, each column gets its own.
     """
-    left = [column for column in columns if column not in AXIS_COLUMNS]
-    panels = _rewards(left, "held_out/", HELD_OUT, ALWAYS)
+    every = list(columns)
+    left = [column for column in every if column not in AXIS_COLUMNS and not column.startswith(INTERVALS)]
+    panels = [
+        replace(one, band=half, note=f"{one.note}; 95 % interval over prompts") if half in every else one
+        for one in _rewards(left, "held_out/", HELD_OUT, ALWAYS)
+        for half in (f"{INTERVALS}{one.id.partition('/')[2]}",)
+    ]
     if "reward/mean" in left:
         band = "reward/std" if "reward/std" in left else None
         what = ("reward/mean",), "weighted reward", "mean and standard deviation of the batch"

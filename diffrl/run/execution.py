@@ -190,7 +190,10 @@ class TrainingRun:
         self.progress.held_out(iteration, "  ".join(f"{short_name(n)} {v:.3f}" for n, v in means.items()))
         compared = self.trainer.compare(evaluation)
         unknown = {f"held_out/{reward.key}": math.nan for reward in self.config.eval.rewards}
-        return {**unknown, **{f"held_out/{name}": value for name, value in evaluation.means.items()}, **compared}
+        held_out = {f"held_out/{name}": value for name, value in evaluation.means.items()}
+        halves = {name: one.half_width for name, one in evaluation.estimates.items() if name in means}
+        intervals = {f"held_out_interval/{name}": half for name, half in halves.items() if half is not None}
+        return {**unknown, **held_out, **intervals, **compared}
 
     def _scores(self, row: Metrics) -> Metrics:
         """Return the means of an evaluation's rewards, by their names."""

@@ -17,6 +17,7 @@ from diffrl.rollout.address import Address
 from diffrl.rollout.denoise import Sampler, denoise
 from diffrl.rollout.regenerate import Sink, decode, ignore
 from diffrl.rollout.tree import chains
+from diffrl.statistics import Estimate, estimate_of_sums
 
 
 @dataclass(frozen=True)
@@ -27,6 +28,7 @@ class Evaluation:
         means: per reward, and per "reward/part", the mean over the samples that could be scored, of all ranks.
         deviations: the same samples' population standard deviation.
         counts: how many samples these are of.
+        estimates: per reward and part the interval of that mean, over the prompts: samples of one go together.
         failed: samples that could not be scored, of all ranks.
         prompts: this rank's prompts, one a sample.
         addresses: this rank's initial noises.
@@ -37,6 +39,7 @@ class Evaluation:
     means: dict[str, float]
     deviations: dict[str, float]
     counts: dict[str, int]
+    estimates: dict[str, Estimate]
     failed: int
     prompts: Sequence[Prompt]
     addresses: Sequence[Address]
@@ -145,8 +148,12 @@ def evaluate(
     good = torch.isfinite(columns)
     columns = columns.nan_to_num(0.0, 0.0, 0.0)
     sums = torch.stack([columns.sum(1), columns.square().sum(1), good.double().sum(1)]).flatten()
-    totals = ranks.sum(torch.cat([sums, (~table.ok).double().sum().reshape(1)]))
-    first, second, count = totals[:-1].reshape(3, -1)
+    rows = torch.tensor([row for row, _ in places], dtype=torch.int64)
+    each = torch.zeros(2 * len(names), len(prompts), dtype=torch.float64)  # of a prompt: sum, and samples with a value
+    each.index_add_(1, rows, torch.cat([columns, good.double()]))
+    totals = ranks.sum(torch.cat([sums, (~table.ok).double().sum().reshape(1), each.flatten()]))
+    first, second, count = totals[: len(sums)].reshape(3, -1)
+    of_prompts, samples = totals[len(sums) + 1 :].reshape(2, len(names), len(prompts))
     mean = first / count  # NaN where no sample could be scored
     deviation = (second / count - mean.square()).clamp_min(0).sqrt()
     known = [i for i in range(len(names)) if count[i] > 0]
@@ -154,9 +161,15 @@ def evaluate(
         means={names[i]: float(mean[i]) for i in known},
         deviations={names[i]: float(deviation[i]) for i in known},
         counts={names[i]: int(count[i]) for i in known},
-        failed=int(totals[-1]),
+        estimates={names[i]: _over_prompts(of_prompts[i], samples[i]) for i in known},
+        failed=int(totals[len(sums)]),
         prompts=chosen,
         addresses=addresses,
         images=images,
         table=table,
     )
+
+
+def _over_prompts(sums: Tensor, samples: Tensor) -> Estimate:
+    used = samples > 0
+    return estimate_of_sums(sums[used].tolist(), samples[used].tolist())

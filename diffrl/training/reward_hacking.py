@@ -329,11 +329,14 @@ def _held_out(evaluation: Evaluation) -> dict[str, float]:
 
 
 def _measured(evaluation: Evaluation, name: str) -> dict[str, float]:
-    """Return a held-out reward's mean, deviation and samples."""
-    means, deviations, counts = evaluation.means, evaluation.deviations, evaluation.counts
-    return {"mean": means[name], "deviation": deviations[name], "samples": counts[name]}
+    """Return a held-out reward's mean, its samples' deviation, and the mean's standard error over prompts.
+
+    Of one prompt nothing is known of others: a whole deviation stands for the error.
+    """
+    deviation, error = evaluation.deviations[name], evaluation.estimates[name].error
+    return {"mean": evaluation.means[name], "deviation": deviation, "error": deviation if error is None else error}
 
 
 def _standard_error(one: Mapping[str, float], other: Mapping[str, float]) -> float:
     """Return that of the difference of two means, as `_measured` gives them."""
-    return math.sqrt(sum(each["deviation"] ** 2 / each["samples"] for each in (one, other)))
+    return math.hypot(one["error"], other["error"])

@@ -380,3 +380,11 @@ def test_the_best_evaluation_and_the_newest_healthy_one_are_marked(tmp_path, cli
     assert [words for _, words in data["marks"][1]] == ["best checkpoint"]
     found = client_of(bad).get("/evaluations.json", params={"run": "bad", "block": 0}).json()["labels"]
     assert found[0] == "evaluation 0" and "evaluation 2, best checkpoint" in found and found[-1] == "evaluation 4"
+
+
+def test_a_held_out_mean_is_drawn_with_its_interval():
+    names = ("held_out/a", "held_out/a/part", "held_out_interval/a", "reward/mean")
+    panels = {panel.id: panel for panel in panels_of(names)}
+    assert panels["held_out/a"].band == "held_out_interval/a" and "interval" in panels["held_out/a"].note
+    assert panels["held_out/a/part"].band is None and "held_out_interval/a" not in panels
+    assert panels_of(names[:1])[0].band is None, "of older runs"

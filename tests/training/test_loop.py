@@ -2,6 +2,7 @@
 
 import copy
 import math
+import sqlite3
 
 import pytest
 import torch
@@ -11,6 +12,7 @@ from diffrl.cost.meter import network_evaluations
 from diffrl.models.families.sd3 import SD3Adapter
 from diffrl.models.loading import load_adapter
 from diffrl.rollout.denoise import velocity_of
+from diffrl.statistics import clustered_estimate
 from diffrl.training.update import reference_of
 from tests.tiers import daily
 from tests.training.harness import (
@@ -73,7 +75,7 @@ def test_another_seed_is_another_run(baseline, random_sd3, tmp_path):
 
 def test_every_pass_and_every_row_is_accounted_for(baseline):
     first, *rest = rows_of(baseline)
-    held_out = {f"held_out/{BRIGHTNESS}", f"held_out/{BRIGHTNESS}/top"}
+    held_out = {f"held_out/{BRIGHTNESS}", f"held_out/{BRIGHTNESS}/top", f"held_out_interval/{BRIGHTNESS}"}
     names = ("alarms", "unsafe", "hacked", "collapsed", "blind", "stuck")
     watched = {f"sentinel/change/{BRIGHTNESS}", *(f"sentinel/{name}" for name in names)}
     assert first.keys() == {"iteration", "cost/evaluations"} | held_out | watched
@@ -81,6 +83,23 @@ def test_every_pass_and_every_row_is_accounted_for(baseline):
     assert rest[0]["update/on_policy_error"] < 1e-5 and "update/on_policy_error" not in rest[1]
     assert rest[0]["reward/std"] > 1e-3  # the tests' reward has spread on random pictures
     assert "held_out/" + BRIGHTNESS in rest[1] and "held_out/" + BRIGHTNESS not in rest[0]
+
+
+def test_a_held_out_mean_has_its_interval_over_prompts(random_sd3, tmp_path):
+    """With more samples than prompts, from what the run kept of them."""
+    (tmp_path / "three.txt").write_text("one\ntwo\nthree\n")
+    few = {"prompts": {"eval": str(tmp_path / "three.txt")}, "eval": {"samples": 6}}
+    run_dir, _ = start(changed(settings(random_sd3, tmp_path), tmp_path / "more", **few))
+    with sqlite3.connect(run_dir / "samples.sqlite") as database:
+        query = (
+            "SELECT prompt, raw FROM samples JOIN rewards ON sample_id = id JOIN reward_names ON names = number "
+            "WHERE stage = 'eval' AND iteration = 0 AND name = ?"
+        )
+        prompts, values = zip(*database.execute(query, (BRIGHTNESS,)), strict=True)
+    known, row = clustered_estimate(values, prompts), rows_of(run_dir)[0]
+    assert len(values) == 6 and known.n == 3
+    assert row[f"held_out/{BRIGHTNESS}"] == pytest.approx(known.mean)
+    assert row[f"held_out_interval/{BRIGHTNESS}"] == pytest.approx(known.half_width, rel=1e-5)
 
 
 SPLIT = [

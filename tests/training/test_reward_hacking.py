@@ -13,6 +13,7 @@ from diffrl.errors import GuardStop
 from diffrl.records import Prompt, PromptBatch, RewardTable, Rollout, Samples
 from diffrl.rewards.score import WeightedScorer
 from diffrl.rollout.tree import chains
+from diffrl.statistics import Estimate
 from diffrl.tracking.health import health_of
 from diffrl.training.evaluate import Evaluation
 from diffrl.training.reward_hacking import MonitorState, RewardHackingMonitor
@@ -35,7 +36,8 @@ class Lower(Brightness):
 def evaluation(good, bad=0.5, deviation=0.1, samples=500):
     means = {"good": good, "bad": bad}
     counts = dict.fromkeys(means, samples)
-    return Evaluation(means, dict.fromkeys(means, deviation), counts, 0, [], [], torch.empty(0), None)
+    estimates = dict.fromkeys(means, Estimate(samples, 0.0, deviation, None, None, None))
+    return Evaluation(means, dict.fromkeys(means, deviation), counts, estimates, 0, [], [], torch.empty(0), None)
 
 
 def noise(seed, count=4, size=32):
@@ -315,7 +317,8 @@ def judged_safe(guard, risks, prompts=None):
     table = RewardTable(found, {}, raw, raw.isfinite(), [None] * len(risks))
     means = {"good": 0.5, "bad": float(scored.mean())}
     counts = {"good": len(risks), "bad": len(scored)}
-    seen = Evaluation(means, dict.fromkeys(means, 0.1), counts, 0, prompts, [], torch.empty(0), table)
+    estimates = {name: Estimate(len(risks), mean, 0.1, None, None, None) for name, mean in means.items()}
+    seen = Evaluation(means, dict.fromkeys(means, 0.1), counts, estimates, 0, prompts, [], torch.empty(0), table)
     metrics = guard.compare(seen, len(risks), TRAINING)
     if guard.alarm:
         guard.act()
