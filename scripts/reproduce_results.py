@@ -20,18 +20,16 @@ from collections.abc import Iterable
 from pathlib import Path
 
 from measuring.bands import strayed
-from measuring.figure import draw_flagship
-from measuring.groups import BUDGETS, FLAGSHIP, GROUPS, GUIDED, POOLS, Group
+from measuring.figure import draw_budgets
+from measuring.groups import BUDGETS, GROUPS, GUIDED, POOLS, Group
 from measuring.spaces import read_trials, trials_file
 from measuring.tables import (
     OVERVIEW,
     answers,
     budgets_table,
-    fewer_table,
     flagship_tables,
     overview,
     pool_table,
-    ratio_table,
     scores,
     searched,
 )
@@ -106,18 +104,17 @@ def measure(arguments: argparse.Namespace) -> list[str]:
 
 def draw_first_figure(out: Path) -> None:
     """Draw README's first figure, where the groups of both worlds are at hand."""
-    worlds: dict[str, dict[int, list[Comparison]]] = {}
-    for world, (ours, rivals) in FLAGSHIP.items():
-        for name in dict.fromkeys([*ours, rivals, *BUDGETS[world]]):
-            if (out / name).is_dir():
-                worlds.setdefault(world, {}).setdefault(GROUPS[name].budget, []).append(collect(out / name))
-    if worlds.keys() == FLAGSHIP.keys() and all(len(budgets) == len(BUDGETS[w]) for w, budgets in worlds.items()):
-        draw_flagship(worlds, GUIDED, FIRST_FIGURE)
+    if all((out / name).is_dir() for names in BUDGETS.values() for name in names):
+        draw_budgets({world: by_budget(world, out) for world in BUDGETS}, GUIDED, FIRST_FIGURE)
+
+
+def by_budget(world: str, out: Path) -> dict[int, Comparison]:
+    """Return what was measured of a world's methods, tuned alike, by evaluations of training."""
+    return {GROUPS[name].budget: collect(out / name) for name in BUDGETS[world] if (out / name).is_dir()}
 
 
 def tables() -> dict[str, list[str]]:
     """Return the tables that several groups share, and their groups."""
-    flagship = {f"flagship-{world}": [*ours, rivals] for world, (ours, rivals) in FLAGSHIP.items()}
     columns = [name for names in OVERVIEW.values() for name in names]
     return {
         "searched-guided-shapes": ["tuned-guided-shapes"],
@@ -125,8 +122,7 @@ def tables() -> dict[str, list[str]]:
         "searched-plain-words": ["tuned-plain-words"],
         "overview": columns,
         "pools": list(POOLS),
-        **{f"budgets-{world}": names for world, names in BUDGETS.items()},
-        **flagship,
+        **{f"budgets-{world}": list(names) for world, names in BUDGETS.items()},
     }
 
 
@@ -148,22 +144,11 @@ def shared(table: str, out: Path) -> str:
         return searched(read_trials(trials_file(world, regime)))
     if kind == "overview":
         asked = [name for names in OVERVIEW.values() for name in names if (out / name).is_dir()]
-        return overview({name: collect(out / name) for name in asked}, GUIDED) if "shapes" in asked else ""
+        return overview({name: collect(out / name) for name in asked}, GUIDED) if asked else ""
     if kind == "pools":
         return pool_table({price: collect(out / name) for name, price in POOLS.items() if (out / name).is_dir()})
-    if kind == "flagship":
-        ours, rivals = FLAGSHIP[world]
-        if not all((out / name).is_dir() for name in (*ours, rivals)):
-            return ""
-        measured = {GROUPS[name].budget: collect(out / name) for name in ours}
-        return flagship_tables(measured, GROUPS[rivals].budget, collect(out / rivals))
-    groups = [name for name in BUDGETS[world] if (out / name).is_dir()]
-    comparisons = {GROUPS[name].budget: collect(out / name) for name in groups}
-    return (
-        "\n".join(table(comparisons) for table in (budgets_table, ratio_table, fewer_table))
-        if len(comparisons) > 1
-        else ""
-    )
+    comparisons = by_budget(world, out)
+    return f"{budgets_table(comparisons)}\n{flagship_tables(comparisons)}" if len(comparisons) > 1 else ""
 
 
 def request(group: Group, out: Path, jobs: int | None, seeds: int | None = None) -> CompareRequest:
@@ -177,7 +162,6 @@ def request(group: Group, out: Path, jobs: int | None, seeds: int | None = None)
         evals=group.evals,
         jobs=jobs,
         prices=group.prices,
-        variety=group.variety,
         guidance=list(group.guidance),
         own_noise=group.own_noise,
     )

@@ -1,35 +1,31 @@
-"""The figure that README begins with: the preset diffrl against published methods, score by evaluations of training."""
+"""The figure that README begins with: methods that were tuned alike, score by evaluations of training."""
 
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 from diffrl.display import COLORS, GREY, make_figure
-from diffrl.statistics import mean_estimate
 from diffrl.studies.compare.figures import MARKERS
 from diffrl.studies.compare.results import Comparison
-from measuring.tables import of_seeds
 
 DRAWN = {
     "diffrl": "diffrl",
-    "chains, nft": "DiffusionNFT",
-    "chains, awm": "AWM",
-    "chains, grpo": "Flow-GRPO",
-    "tilt": "diffrl without its guided reference",
-    "guidance distilled": "guidance distilled, no reward",
-    "chains, art": "DiffusionART",
+    "nft": "DiffusionNFT",
+    "awm": "AWM",
+    "flow_grpo": "Flow-GRPO",
+    "branch_grpo": "BranchGRPO",
+    "art": "DiffusionART",
 }
 """Arms, and what readers of README call them."""
 
 
-def draw_flagship(
-    worlds: Mapping[str, Mapping[int, list[Comparison]]], guided: Mapping[str, float], destination: Path
+def draw_budgets(
+    worlds: Mapping[str, Mapping[int, Comparison]], guided: Mapping[str, float], destination: Path
 ) -> None:
     """Plot mean scores with 95 % intervals over seeds, at every budget that an arm was trained with; PNG.
 
     Args:
-        worlds: title of a panel -> budget -> comparisons at it; of two that hold an arm, the one with more seeds is
-            drawn.
+        worlds: title of a panel -> budget -> comparison at it.
         guided: title -> score of the model before alignment with guidance, drawn as a dotted line.
         destination: PNG file.
     """
@@ -37,16 +33,16 @@ def draw_flagship(
     lines: dict[str, Any] = {}
     for axes, (title, budgets) in zip(figure.subplots(1, len(worlds), squeeze=False)[0], worlds.items(), strict=True):
         for index, (label, name) in enumerate(DRAWN.items()):
-            points = []
-            for budget, comparisons in sorted(budgets.items()):
-                scores = max((of_seeds(one, label) for one in comparisons), key=len)
-                if len(scores) > 1:
-                    points.append((budget, mean_estimate(list(scores.values()))))
+            points = [
+                (budget * 1.02 ** (index - 2), comparison.mean_score(arm))  # side by side, or intervals hide each other
+                for budget, comparison in sorted(budgets.items())
+                for arm in comparison.arms
+                if arm.label == label and arm.runs
+            ]
             if points:
-                means = [one.mean for _, one in points]
                 lines[name] = axes.errorbar(
                     [budget for budget, _ in points],
-                    means,
+                    [one.mean for _, one in points],
                     yerr=[one.half_width for _, one in points],
                     color=COLORS[index],
                     marker=MARKERS[index],

@@ -25,7 +25,6 @@ class Group:
         questions: question -> pairs (first, second): second less first answers it.
         prices: of evaluations.
         evals: held-out evaluations of a run, besides the one before it.
-        variety: samples of a prompt for diversity and the distance to the base; kept numbers cannot be given it later.
         guidance: scales that base and aligned model are measured with, besides none; nor that.
         own_noise: whether each seed is evaluated on noise of its own.
     """
@@ -36,7 +35,6 @@ class Group:
     questions: dict[str, tuple[tuple[str, str], ...]]
     prices: str = "equal"
     evals: int = 2
-    variety: int | None = None
     guidance: tuple[float, ...] = ()
     own_noise: bool = False
 
@@ -106,9 +104,6 @@ def factorial(world: str) -> dict[str, str]:
     return {label: f"{text} train.learning_rate={rates.get(label, 1.5e-4)}" for label, text in arms.items()}
 
 
-PULLED = {"chains, nft": 0.3, "chains, grpo": 0.1}
-"""Weights of a pull to the guided reference, as chosen on words of `tune` (docs/notebook.md)."""
-
 RIVALS = ("chains, nft", "chains, awm", "chains, dgpo", "chains, crd", "chains, grpo", "chains, art")
 QUESTIONS = {
     "Does a tree pay?": (
@@ -136,33 +131,6 @@ def _answered(
     """Return the questions that some arms answer."""
     asked = {question: tuple(p for p in pairs if set(p) <= set(arms)) for question, pairs in questions.items()}
     return {question: pairs for question, pairs in asked.items() if pairs}
-
-
-LONGER = ("tilt", "tree, grpo, incremental", "chains, nft", "chains, grpo")
-"""What other budgets are spent on: the project's two, and a rival of either kind."""
-
-RIVALS_LONGER = ("chains, nft", "chains, grpo")
-"""What diffrl at small budgets is held against: the baseline, and a rival that is among the best at 20,000."""
-
-
-def longer_or_shorter(
-    world: str, budget: int, evals: int, seeds: int, labels: Iterable[str] = LONGER, **options: Any
-) -> Group:
-    """Return some arms of the factorial at another budget, with a cosine that ends with it."""
-    arms = {label: factorial(world)[label] for label in labels}
-    questions = {
-        "Does tree tilt pay?": tuple((label, "tilt") for label in LONGER[1:]),
-        "Does a tree with step credit pay?": (("chains, grpo", "tree, grpo, incremental"),),
-    }
-    if "diffrl" in arms:
-        questions["Does the guided reference pay?"] = (("tilt", "diffrl"),)
-        questions["Does diffrl pay?"] = (("chains, nft", "diffrl"), ("chains, grpo", "diffrl"))
-        questions["Is it more than guidance?"] = (("guidance distilled", "diffrl"),)
-    if "tilt" not in arms:
-        questions = {
-            "Does a forward-process loss pay?": tuple(("chains, grpo", one) for one in labels if one != "chains, grpo")
-        }
-    return Group(arms, budget, seeds, questions, evals=evals, **options)
 
 
 def pool(price: float) -> Group:
@@ -199,22 +167,6 @@ def parts(world: str) -> Group:
         "Is it the choice?": (("pool of trees, random", "pool of trees, by contrast"),),
     }
     return Group(arms, 20_000, 5, questions, "equal,nvfp4=0.1")
-
-
-def guided(world: str, evals: int) -> Group:
-    """Return what the pull to the guided reference is worth under published methods, against the preset diffrl."""
-    arms = {label: factorial(world)[label] for label in ("diffrl", "chains, nft", "chains, grpo")}
-    for label in PULLED:
-        arms[f"{label}, guided"] = f"{arms[label]} objective.kl={PULLED[label]} objective.kl_guidance=3.0"
-    questions = {
-        "Does the guided reference pay?": tuple((label, f"{label}, guided") for label in PULLED),
-        "Does diffrl pay?": tuple((f"{label}, guided", "diffrl") for label in PULLED),
-    }
-    trials = read_trials(trials_file(world, "plain"))
-    if trials:  # the only rival whose other settings were searched together with a pull
-        arms["awm, searched, guided"] = f"{SPACES['awm'].settings(best('awm', trials)[0], world, 'plain')} {UNSEEN}"
-        questions["Does diffrl pay?"] += (("awm, searched, guided", "diffrl"),)
-    return Group(arms, 20_000, 5, questions, evals=evals)
 
 
 def moving() -> Group:
@@ -324,7 +276,10 @@ def regimes(world: str) -> Group:
 
 
 def equally_tuned(world: str, regime: str, budget: int, seeds: int) -> Group:
-    """Return each method at the best settings of a search that was as long for all (`scripts/tune_methods.py`)."""
+    """Return each method at the best settings of a search that was as long for all (`scripts/tune_methods.py`).
+
+    Searched with 20,000 evaluations: other budgets take the same settings, and a schedule that ends with them.
+    """
     trials = read_trials(trials_file(world, regime))
     arms = {
         method: f"{space.settings(best(method, trials)[0], world, regime)} {UNSEEN}"
@@ -347,6 +302,13 @@ def dealt_out(world: str) -> Group:
     return Group(arms, 20_000, 6, questions, evals=1, own_noise=True)
 
 
+def without_a_pull(world: str) -> Group:
+    """Return the preset diffrl with its pull to the guided start and without, on three times the evaluations."""
+    preset = f"{SPACES['diffrl'].settings(SPACES['diffrl'].start, world, 'plain')} {UNSEEN}"
+    arms = {"diffrl, preset": preset, "no pull": f"{preset} objective={{kind: tilt, kl: 0.0}}"}
+    return Group(arms, 60_000, 3, {"Does the pull pay?": (("no pull", "diffrl, preset"),)}, evals=1, own_noise=True)
+
+
 PRESETS = {
     "tilt": "tree_tilt",
     "chains, art": "art",
@@ -367,14 +329,7 @@ POOLS = {f"pool-{price:g}": price for price in PRICES}
 GROUPS = {
     "shapes": Group(factorial("shapes"), 20_000, 10, _answered(QUESTIONS, factorial("shapes"))),
     "words": Group(WORDS, 20_000, 10, _answered(QUESTIONS, WORDS), evals=1),
-    "shapes-6k": longer_or_shorter("shapes", 6_000, 1, 10, ("diffrl", *LONGER, "guidance distilled")),
-    "words-6k": longer_or_shorter("words", 6_000, 1, 10, ("diffrl", *LONGER, "guidance distilled")),
-    "shapes-60k": longer_or_shorter("shapes", 60_000, 3, 5, variety=4, guidance=(3.0,)),
-    "rivals-shapes": longer_or_shorter("shapes", 60_000, 3, 10, (*RIVALS_LONGER, "chains, awm")),
-    "words-60k": longer_or_shorter("words", 60_000, 3, 10, RIVALS_LONGER),
     "parts": parts("shapes"),
-    "guided-shapes": guided("shapes", 2),
-    "guided-words": guided("words", 1),
     "moving": moving(),
     "draw-shapes": low_precision_trees("shapes", 10, ("nvfp4", "fp8", "int8", "bfloat16")),
     "draw-words": low_precision_trees("words", 10, ("nvfp4", "fp8")),
@@ -388,12 +343,17 @@ GROUPS = {
     "tuned-guided-shapes": equally_tuned("shapes", "guided", 20_000, 6),
     "tuned-plain-shapes": equally_tuned("shapes", "plain", 20_000, 6),
     "tuned-plain-words": equally_tuned("words", "plain", 20_000, 6),
+    "tuned-plain-shapes-6k": equally_tuned("shapes", "plain", 6_000, 6),
+    "tuned-plain-shapes-60k": equally_tuned("shapes", "plain", 60_000, 6),
+    "tuned-plain-words-6k": equally_tuned("words", "plain", 6_000, 6),
     "updates-shapes": dealt_out("shapes"),
+    "pull-shapes-60k": without_a_pull("shapes"),
     **{name: pool(price) for name, price in POOLS.items()},
 }
-BUDGETS = {world: [name for name in GROUPS if name.split("-")[0] == world] for world in RATES}
-"""The groups of a world, which are set beside each other."""
-FLAGSHIP = {"shapes": (("shapes-6k", "shapes"), "rivals-shapes"), "words": (("words-6k", "words"), "words-60k")}
-"""By world: groups that have the preset diffrl at small budgets, and the one of its rivals at a large one."""
+BUDGETS = {
+    "shapes": ("tuned-plain-shapes-6k", "tuned-plain-shapes", "tuned-plain-shapes-60k"),
+    "words": ("tuned-plain-words-6k", "tuned-plain-words"),
+}
+"""By world: groups of methods that were tuned alike, by evaluations of training."""
 GUIDED = {"shapes": 0.374, "words": 0.506}
 """By world: strict score on `report` of the model before alignment with guidance of 3 (tables of docs/results.md)."""

@@ -1,6 +1,5 @@
 """Comparisons as tables of docs/results.md."""
 
-import itertools
 import math
 import statistics
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -13,7 +12,7 @@ from diffrl.statistics import Estimate, paired_difference
 from diffrl.studies.compare.pairs import pairs_of
 from diffrl.studies.compare.results import Arm, Comparison
 from diffrl.studies.compare.tables import mean_text, pair_rows
-from measuring.groups import LONGER, PRESETS, Group, pool
+from measuring.groups import PRESETS, Group, pool
 from measuring.spaces import SPACES, best
 
 
@@ -60,17 +59,17 @@ def answers(group: Group, comparison: Comparison) -> str:
 
 
 OVERVIEW = {
-    "shapes": ("shapes", "chain-shapes"),
-    "words": ("words",),
-    "shapes, all tuned alike": ("tuned-plain-shapes",),
-    "shapes, guidance everywhere, all tuned alike": ("tuned-guided-shapes",),
-    "words, all tuned alike": ("tuned-plain-words",),
+    "shapes": ("tuned-plain-shapes",),
+    "words": ("tuned-plain-words",),
+    "shapes, with guidance": ("tuned-guided-shapes",),
+    "shapes, rates tuned alone": ("shapes", "chain-shapes"),
+    "words, rates tuned alone": ("words",),
 }
 """Columns of the overview, and the groups that its numbers are from: the first that has a preset."""
 
 
 def overview(comparisons: Mapping[str, Comparison], guided: Mapping[str, float]) -> str:
-    """Return every preset's score after 20,000 evaluations in each regime, best on shapes first.
+    """Return every preset's score after 20,000 evaluations in each regime, best in the first column that has it first.
 
     Args:
         comparisons: groups that were measured, by name.
@@ -87,10 +86,11 @@ def overview(comparisons: Mapping[str, Comparison], guided: Mapping[str, float])
                     cells[preset] = score.mean, f"{mean_text(score)}, {len(arm.runs)} seeds"
         if column in guided:
             cells["the base with guidance 3, not trained"] = guided[column], f"{guided[column]:.3f}"
-    main = columns["shapes"]
+    presets = dict.fromkeys(preset for cells in columns.values() for preset in cells)
+    ranks = {preset: [-cells.get(preset, (-1.0, ""))[0] for cells in columns.values()] for preset in presets}
     rows = [
-        {"preset": preset} | {column: cells[preset][1] if preset in cells else "" for column, cells in columns.items()}
-        for preset in sorted(main, key=lambda preset: -main[preset][0])
+        {"preset": preset} | {column: cells.get(preset, (0.0, ""))[1] for column, cells in columns.items()}
+        for preset in sorted(presets, key=ranks.__getitem__)
     ]
     return f"{markdown_table(rows)}\n"
 
@@ -138,58 +138,40 @@ def _at_a_budget(comparison: Comparison, arm: Arm | None) -> str:
     return f"{score} ({arm.runs[0].iterations} iterations, {_seconds(arm):.0f} s)"
 
 
-def fewer_table(comparisons: Mapping[int, Comparison]) -> str:
-    """Return tree tilt at each budget against the others at every larger one, on the seeds that both have."""
-    rows: list[dict[str, str]] = []
-    for small, large in itertools.combinations(sorted(comparisons), 2):
-        ours = of_seeds(comparisons[small], "tilt")
-        theirs = {label: of_seeds(comparisons[large], label) for label in LONGER[1:]}
-        rows += _against("tilt", small, ours, large, theirs)
-    return f"{markdown_table(rows)}\n" if rows else ""
-
-
 def _against(
-    whose: str, small: int, ours: Mapping[int, float], large: int, theirs: Mapping[str, Mapping[int, float]]
+    small: int, ours: Mapping[int, float], large: int, theirs: Mapping[str, Mapping[int, float]]
 ) -> Iterator[dict[str, str]]:
-    """Yield rows: a method at one budget, others at another, on the seeds that both have."""
+    """Yield rows: diffrl at one budget, others at another, on the seeds that both have."""
     for label, scores in theirs.items():
         seeds = sorted(set(ours) & set(scores))
         if seeds:
             difference = paired_difference([ours[i] for i in seeds], [scores[i] for i in seeds])
             yield {
-                f"{whose} with": f"{small:,}",
+                "diffrl with": f"{small:,}",
                 "against": label,
                 "with": f"{large:,}",
                 "times as many": f"{large / small:.3g}",
-                f"{whose} less other": _difference(difference),
+                "diffrl less other": _difference(difference),
             }
 
 
-def ratio_table(comparisons: Mapping[int, Comparison]) -> str:
-    """Return how many times fewer evaluations tree tilt needs for what each other has at its largest budget."""
-    largest = max(comparisons)
-    ours = {budget: of_seeds(comparison, "tilt") for budget, comparison in comparisons.items()}
-    return _needs("tree tilt", ours, largest, {label: of_seeds(comparisons[largest], label) for label in LONGER[1:]})
-
-
-def flagship_tables(ours: Mapping[int, Comparison], large: int, rivals: Comparison) -> str:
-    """Return the preset diffrl at small budgets against published methods at a larger one.
-
-    Args:
-        ours: comparisons that have the arm `diffrl`, by budget.
-        large: evaluations that the rivals had.
-        rivals: their comparison.
-    """
-    scores = {budget: of_seeds(comparison, "diffrl") for budget, comparison in sorted(ours.items())}
-    theirs = {arm.label: of_seeds(rivals, arm.label) for arm in rivals.arms}
-    rows = [row for small, one in scores.items() for row in _against("diffrl", small, one, large, theirs)]
-    return "\n".join([_needs("diffrl", scores, large, theirs), f"{markdown_table(rows)}\n" if rows else ""])
+def flagship_tables(comparisons: Mapping[int, Comparison]) -> str:
+    """Return the preset diffrl at each budget against every other arm at larger ones (evaluations -> comparison)."""
+    needs: list[dict[str, str]] = []
+    pairs: list[dict[str, str]] = []
+    for large in sorted(comparisons)[1:]:
+        ours = {budget: of_seeds(comparisons[budget], "diffrl") for budget in sorted(comparisons) if budget <= large}
+        theirs = {arm.label: of_seeds(comparisons[large], arm.label) for arm in comparisons[large].arms}
+        theirs.pop("diffrl", None)
+        needs += _needs(ours, large, theirs)
+        pairs += [row for small, one in ours.items() if small < large for row in _against(small, one, large, theirs)]
+    return "\n".join(f"{markdown_table(rows)}\n" if rows else "" for rows in (needs, pairs))
 
 
 def _needs(
-    whose: str, ours: Mapping[int, Mapping[int, float]], large: int, theirs: Mapping[str, Mapping[int, float]]
-) -> str:
-    """Return how many times fewer evaluations a method needs for what others have at one budget."""
+    ours: Mapping[int, Mapping[int, float]], large: int, theirs: Mapping[str, Mapping[int, float]]
+) -> list[dict[str, str]]:
+    """Return how many times fewer evaluations diffrl needs for what others have at one budget."""
     ours = {budget: scores for budget, scores in ours.items() if scores}
     rows = []
     for label, scores in theirs.items():
@@ -197,13 +179,13 @@ def _needs(
             continue
         needed, least = budget_for(ours, scores), min(ours)
         times = [None if one is None else f"{large / one:.1f}{' or more' * (one == least)}" for one in needed]
-        row = {"for the score of": label, "with": f"{large:,}", f"{whose} needs": "more than was measured"}
+        row = {"for the score of": label, "with": f"{large:,}", "diffrl needs": "more than was measured"}
         row |= {"times fewer": times[1] or "", "95 % interval": ""}
         if needed.at is not None:
-            row[f"{whose} needs"] = f"{needed.at:,.0f}{' or fewer' * (needed.at == least)}"
+            row["diffrl needs"] = f"{needed.at:,.0f}{' or fewer' * (needed.at == least)}"
             row["95 % interval"] = f"{times[2] or 'not resolved'} to {times[0]}"
         rows.append(row)
-    return f"{markdown_table(rows)}\n" if rows else ""
+    return rows
 
 
 def of_seeds(comparison: Comparison, label: str) -> dict[int, float]:
