@@ -64,9 +64,9 @@ def test_the_ratio_is_one_before_an_update_and_the_loss_is_the_clipped_surrogate
     torch.testing.assert_close(loss, known.mean())
 
 
-@pytest.mark.long
+@pytest.mark.slow
 def test_scores_rise(monkeypatch):
-    """Forty prompts more or less; the spread of a mean over 128 samples is about .01, and the rise five times that."""
+    """Over 40 iterations, by three times the spread of a mean over 128 samples, which is about .01."""
     monkeypatch.chdir(ROOT)
     means = minimal.main(40)
-    assert sum(means[-5:]) / 5 > sum(means[:5]) / 5 + 0.02
+    assert sum(means[-5:]) / 5 > sum(means[:5]) / 5 + 0.03
