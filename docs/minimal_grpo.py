@@ -1,4 +1,4 @@
-"""Flow-GRPO in one file: what `diffrl train configs/tiny-sd3/flow_grpo.yaml` does, without anything around it.
+"""Flow-GRPO in one file: the method of configs/tiny-sd3/flow_grpo.yaml, without anything around it.
 
     python docs/minimal_grpo.py [iterations]
 
@@ -8,7 +8,7 @@ transitions of better samples likelier, within a clip. Flow-GRPO, arXiv 2505.054
 Only the reward and the prompts are diffrl's; `tests/test_minimal_grpo.py` holds the mathematics to the library.
 """
 
-import sys
+import argparse
 from pathlib import Path
 
 import torch
@@ -121,4 +121,6 @@ def main(iterations=40, pipeline="assets/tiny-sd3", seed=0):
 
 
 if __name__ == "__main__":
-    main(*map(int, sys.argv[1:2]))
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("iterations", type=int, nargs="?", default=40)
+    main(parser.parse_args().iterations)

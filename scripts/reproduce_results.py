@@ -27,7 +27,7 @@ from measuring.tables import (
     OVERVIEW,
     answers,
     budgets_table,
-    flagship_tables,
+    fewer_tables,
     overview,
     pool_table,
     scores,
@@ -148,7 +148,7 @@ def shared(table: str, out: Path) -> str:
     if kind == "pools":
         return pool_table({price: collect(out / name) for name, price in POOLS.items() if (out / name).is_dir()})
     comparisons = by_budget(world, out)
-    return f"{budgets_table(comparisons)}\n{flagship_tables(comparisons)}" if len(comparisons) > 1 else ""
+    return f"{budgets_table(comparisons)}\n{fewer_tables(comparisons)}" if len(comparisons) > 1 else ""
 
 
 def request(group: Group, out: Path, jobs: int | None, seeds: int | None = None) -> CompareRequest:

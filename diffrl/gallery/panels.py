@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 HELD_OUT, TRAINING, SPREAD = "Held-out rewards", "Training rewards", "Spread"
@@ -168,11 +168,7 @@ def panels_of(columns: Iterable[str], runs: int = 1) -> list[Panel]:
     """
     every = list(columns)
     left = [column for column in every if column not in AXIS_COLUMNS and not column.startswith(INTERVALS)]
-    panels = [
-        replace(one, band=half, note=f"{one.note}; 95 % interval over prompts") if half in every else one
-        for one in _rewards(left, "held_out/", HELD_OUT, ALWAYS)
-        for half in (f"{INTERVALS}{one.id.partition('/')[2]}",)
-    ]
+    panels = [_with_interval(panel, every) for panel in _rewards(left, "held_out/", HELD_OUT, ALWAYS)]
     if "reward/mean" in left:
         band = "reward/std" if "reward/std" in left else None
         what = ("reward/mean",), "weighted reward", "mean and standard deviation of the batch"
@@ -208,6 +204,11 @@ def _rewards(columns: Sequence[str], prefix: str, section: str, note: str) -> li
         title = title if parent else f"{section.removesuffix(' rewards')} {title}"
         panels.append(Panel(name, section, title, (name,), "score", "" if parent else note, fold))
     return sorted(panels, key=lambda panel: bool(panel.fold))
+
+
+def _with_interval(panel: Panel, columns: Collection[str]) -> Panel:
+    half = f"{INTERVALS}{panel.name(panel.id)}"
+    return replace(panel, band=half, note=f"{panel.note}; 95 % interval over prompts") if half in columns else panel
 
 
 def _uncrowded(panel: Panel, runs: int) -> list[Panel]:

@@ -155,7 +155,7 @@ def _against(
             }
 
 
-def flagship_tables(comparisons: Mapping[int, Comparison]) -> str:
+def fewer_tables(comparisons: Mapping[int, Comparison]) -> str:
     """Return the preset diffrl at each budget against every other arm at larger ones (evaluations -> comparison)."""
     needs: list[dict[str, str]] = []
     pairs: list[dict[str, str]] = []

@@ -160,7 +160,7 @@ def test_diffrl_at_small_budgets_is_held_to_each_rival_at_the_largest(tmp_path, 
     at = [line.split(" | ") for line in script.budgets_table(found).splitlines()[2:]]
     assert [line[0] for line in at] == ["| diffrl", "| weak"]  # what was measured at one budget is left out
     assert at[1][1].startswith("0.514 ±") and at[1][3].startswith("0.398 ±")
-    lines = [line.split(" | ") for line in script.flagship_tables(found).splitlines()]
+    lines = [line.split(" | ") for line in script.fewer_tables(found).splitlines()]
     weak, strong = (next(line for line in lines if line[0] == f"| {name}") for name in ("weak", "strong"))
     assert weak[2:4] == ["6,000 or fewer", "10.0 or more"] and weak[4].startswith("10.0 or more to 10.0 or more")
     middle = math.sqrt(6_000 * 20_000)

@@ -95,14 +95,13 @@ def compared(query: Query, choice: Choice) -> Compared:
 def compare_csv(site: Site, query: Query) -> Answer:
     """Return the rows of the page, on all of its pages, as CSV: prompt, file, the score in each column, the change."""
     choice = choose(site, query)
-    comparison = compared(query, choice) if choice.columns else None
-    lines: list[list[object]] = []
-    if comparison is not None:
-        several = len(comparison.choice.columns) > 1
-        labels = [f"{comparison.asked.reward}, {column.label}" for column in comparison.choice.columns]
-        lines = [["prompt", "file", *labels, *(["change"] if several else [])]]
-        lines += [[row.prompt, row.name, *row.values, *([row.change] if several else [])] for row in comparison.rows]
-    return csv_answer(lines, "compare.csv")
+    if not choice.columns:
+        return csv_answer([], "compare.csv")
+    comparison = compared(query, choice)
+    labels = [f"{comparison.asked.reward}, {column.label}" for column in comparison.choice.columns]
+    lines: list[list[object]] = [["prompt", "file", *labels, "change"]]
+    lines += [[row.prompt, row.name, *row.values, row.change] for row in comparison.rows]
+    return csv_answer(lines if len(labels) > 1 else [line[:-1] for line in lines], "compare.csv")
 
 
 def compare(site: Site, query: Query) -> Answer:
@@ -112,14 +111,9 @@ def compare(site: Site, query: Query) -> Answer:
     if not choice.columns:
         return Answer(site.render("compare.html", columns=[], scatters=[], views=[], notes=choice.notes, run=run))
     comparison = compared(query, choice)
-    choice, asked, pair, every, rows = (
-        comparison.choice,
-        comparison.asked,
-        comparison.pair,
-        comparison.every,
-        comparison.rows,
-    )
-    (matched, briefs), like = comparison.joined, comparison.like
+    choice, asked, pair = comparison.choice, comparison.asked, comparison.pair
+    every, rows, like = comparison.every, comparison.rows, comparison.like
+    matched, briefs = comparison.joined
     keys = [column.key for column in choice.columns]
     size = per_page(len(keys))
     shown, number, pages = paged(query, rows, size, site.links.exported)

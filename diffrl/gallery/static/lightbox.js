@@ -140,8 +140,9 @@ const lightbox = {
       const scores = values[line.dataset.reward];
       if (!scores) continue;
       const change = numbers.change(scores[of], scores[against]);
-      line.cells[line.cells.length - 1].textContent = numbers.signed(change);
-      line.cells[line.cells.length - 1].className = `number ${numbers.sign(change, line.dataset.lower !== undefined)}`;
+      const last = [...line.cells].at(-1);
+      last.textContent = numbers.signed(change);
+      last.className = `number ${numbers.sign(change, line.dataset.lower !== undefined)}`;
     }
   },
   note(label, words, columns) {
