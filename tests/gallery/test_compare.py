@@ -451,3 +451,5 @@ def test_the_csv_has_every_row_of_the_page_on_all_of_its_pages(tmp_path, client_
     link = html.unescape(re.search(r'href="([^"]*compare[.]csv[^"]*)"', client.get(f"/compare?{address}").text)[1])
     assert client.get(link).text == answer.text
     assert client.get("/compare.csv?run=none").status_code == 404
+    other = client.get("/compare.csv?run=long&reward=nothing")
+    assert other.status_code == 400 and "have no reward" in other.text, "and not the numbers of another"

@@ -93,11 +93,17 @@ def compared(query: Query, choice: Choice) -> Compared:
 
 
 def compare_csv(site: Site, query: Query) -> Answer:
-    """Return the rows of the page, on all of its pages, as CSV: prompt, file, the score in each column, the change."""
+    """Return the rows of the page, on all of its pages, as CSV: prompt, file, the score in each column, the change.
+
+    Raises:
+        GalleryError: no sample has the reward; a file has no place for the page's note that it shows another.
+    """
     choice = choose(site, query)
     if not choice.columns:
         return csv_answer([], "compare.csv")
     comparison = compared(query, choice)
+    if comparison.asked.note:
+        raise GalleryError(f"{comparison.asked.note} Choose one that is there.", 400)
     labels = [f"{comparison.asked.reward}, {column.label}" for column in comparison.choice.columns]
     lines: list[list[object]] = [["prompt", "file", *labels, "change"]]
     lines += [[row.prompt, row.name, *row.values, row.change] for row in comparison.rows]
