@@ -1,9 +1,10 @@
 """Tune every method with equal effort: one search space each, as many trials, one sampler (Optuna's TPE).
 
     python scripts/tune_methods.py --world shapes --regime guided [--method nft] [--trials 12] [--out tuning]
+    python scripts/tune_methods.py --world shapes --regime plain --evaluations 60000
 
 Trials of one seed are scored on the split `tune` after 20,000 evaluations; the best two go through two more seeds.
-What is tried is kept in docs/measured/tuning/REGIME-WORLD.jsonl, and an interrupted search goes on with
+What is tried is kept in docs/measured/tuning/REGIME-WORLD[-BUDGET].jsonl, and an interrupted search goes on with
 the trials that it would have made: the sampler's seed is the number of the trial. Spaces: measuring/spaces.py.
 """
 
@@ -13,7 +14,7 @@ import shutil
 import sys
 from pathlib import Path
 
-from measuring.spaces import REGIMES, SPACES, Space, read_trials, trials_file
+from measuring.spaces import BUDGET, REGIMES, SPACES, Space, read_trials, trials_file
 from rich.console import Console
 
 from diffrl.errors import DiffrlError
@@ -28,7 +29,6 @@ except ImportError:
     sys.exit(2)
 
 SEEDS = (100, 101, 102)
-BUDGET = 20_000
 AT_ONCE = 2
 """Trials that are asked for before either is told: part of the protocol, whatever the machine's cores."""
 
@@ -38,6 +38,9 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--world", choices=("shapes", "words"), required=True)
     parser.add_argument("--regime", choices=REGIMES, required=True)
+    parser.add_argument(
+        "--evaluations", type=int, default=BUDGET, help="Of a trial; each budget is a search of its own."
+    )
     parser.add_argument("--method", action="append", choices=SPACES, help="May be given several times. Default: all.")
     parser.add_argument("--trials", type=int, default=12, help="Of each method, with one seed.")
     parser.add_argument("--confirm", type=int, default=2, help="How many of the best get two more seeds.")
@@ -56,13 +59,13 @@ def main() -> None:
 
 def tune(method: str, arguments: argparse.Namespace) -> None:
     """Make a method's missing trials, and keep each batch as soon as it is scored."""
-    path, space = trials_file(arguments.world, arguments.regime), SPACES[method]
+    path, space = trials_file(arguments.world, arguments.regime, arguments.evaluations), SPACES[method]
     while True:
         mine = [trial for trial in read_trials(path) if trial["method"] == method]
         asked = next_trials(space, mine, arguments.trials, arguments.confirm)
         if not asked:
             return
-        out = arguments.out / arguments.regime / arguments.world / f"{method}-{len(mine):02}"
+        out = arguments.out / path.stem / f"{method}-{len(mine):02}"
         scores = run(space, asked, out, arguments)
         path.parent.mkdir(parents=True, exist_ok=True)
         with path.open("a", encoding="utf-8") as file:
@@ -101,7 +104,7 @@ def suggest(space: Space, searched: list[dict], count: int) -> list[dict[str, st
         sampler = optuna.samplers.TPESampler(seed=number, n_startup_trials=4, multivariate=True, constant_liar=True)
         study = optuna.create_study(direction="maximize", sampler=sampler)
         for trial in searched:
-            score, choices = trial["score"], trial["choices"]
+            score, choices = trial["score"], {**space.start, **trial["choices"]}  # a knob may have come later
             state = TrialState.FAIL if score is None else TrialState.COMPLETE
             study.add_trial(create_trial(params=choices, distributions=spaces, value=score, state=state))
         choices = study.ask(spaces).params
@@ -118,7 +121,7 @@ def run(space: Space, asked: list, out: Path, arguments: argparse.Namespace) -> 
         f"trial {n}: {space.settings(choices, arguments.world, arguments.regime)} run.seed={seed}"
         for n, (choices, seed) in enumerate(asked)
     ]
-    budget = f"evaluations={BUDGET}"
+    budget = f"evaluations={arguments.evaluations}"
     request = CompareRequest(out, configs=arms, budget=budget, seeds=1, evals=1, jobs=arguments.jobs, no_report=True)
     try:
         compare(request, Console())

@@ -125,14 +125,16 @@ def real_config(size: Size, folder: Path, device: torch.device) -> Config:
 def real_iteration(size: Size, folder: Path, device: torch.device) -> Result:
     """Write a pipeline with random weights, train one iteration of it, and hold the iteration to its plan."""
     family = find_recipe(size.recipe)[0].split("/")[0]
-    write_random_pipeline(size.path, family, folder / "pipeline", list(WORDS), **(size.changed or {}))
+    write_random_pipeline(size.path, family, folder / "pipeline", list(WORDS), device, **(size.changed or {}))
     config = real_config(size, folder, device)
     plan = make_plan(config)
     assert plan.memory is not None  # the pipeline is here
-    planned = plan.memory.needed(device.type)
-    if device.type == "cpu":  # what is here before is not counted, nor what no process has for itself
-        planned -= LIBRARIES + used_as_mapped(folder / "pipeline")
+    planned = plan.memory.needed(device.type) - LIBRARIES  # on a GPU its context, which no tensor allocates
+    if device.type == "cpu":  # what no process has for itself is not counted
+        planned -= used_as_mapped(folder / "pipeline")
     gc.collect()
+    if device.type == "cuda":
+        torch.cuda.empty_cache()
     with Peak(device) as peak:
         metrics = read_metrics(train(config, Console(quiet=True), owns_process=False) / "metrics.jsonl")[-1]
     seconds = {name.removeprefix("seconds/"): value for name, value in metrics.items() if name.startswith("seconds/")}
@@ -140,6 +142,7 @@ def real_iteration(size: Size, folder: Path, device: torch.device) -> Result:
     facts = {
         "planned_gib": planned / GIB,
         "peak_gib": peak.bytes / GIB,
+        "reserved_gib": peak.reserved / GIB if device.type == "cuda" else None,
         "on_policy_error": error,
         "seconds": seconds,
         "evaluations": {n.removeprefix("evaluations/"): v for n, v in metrics.items() if n.startswith("evaluations/")},
@@ -186,10 +189,11 @@ class Peak:
 
     Attributes:
         bytes: of the peak.
+        reserved: bytes that CUDA's allocator held at most, with what it kept for later.
     """
 
     def __init__(self, device: torch.device):
-        self._device, self._done, self.bytes = device, threading.Event(), 0
+        self._device, self._done, self.bytes, self.reserved = device, threading.Event(), 0, 0
 
     def __enter__(self) -> Peak:
         if self._device.type == "cuda":
@@ -203,6 +207,7 @@ class Peak:
     def __exit__(self, *problem: object) -> None:
         if self._device.type == "cuda":
             self.bytes = int(torch.cuda.max_memory_allocated(self._device))
+            self.reserved = int(torch.cuda.max_memory_reserved(self._device))
             return
         self._done.set()
         self._watch.join()

@@ -85,7 +85,9 @@ SHORTER = {"num_hidden_layers": 1, "num_layers": 1}
 """What text encoders of a random pipeline have instead of their layers: what they say is noise anyway."""
 
 
-def write_random_pipeline(path: str, family: str, folder: Path, words: list[str], **changed: Any) -> Path:
+def write_random_pipeline(
+    path: str, family: str, folder: Path, words: list[str], device: torch.device | str = "cpu", **changed: Any
+) -> Path:
     """Write a published pipeline with random bfloat16 weights in shards, its text encoders of one layer.
 
     Tokenizers are those of the family's tiny pipeline, so that prompts of `words` can be read.
@@ -95,13 +97,14 @@ def write_random_pipeline(path: str, family: str, folder: Path, words: list[str]
         family: that loads it.
         folder: to write.
         words: of prompts.
+        device: where weights are made: a GPU makes 12 billion in a second, a CPU in minutes.
         **changed: settings of its transformer that are not the published ones.
     """
     published, tiny = _published(path), build_pipeline(family, words, seed=0)
     parts: dict[str, Any] = {}
     torch.set_default_dtype(torch.bfloat16)
     try:
-        with torch.random.fork_rng(devices=[]):
+        with torch.random.fork_rng(), torch.device(device):
             torch.manual_seed(0)
             for name, component in published.components.items():
                 changes = changed if name.startswith("transformer") else {}

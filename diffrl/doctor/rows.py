@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import time
+import traceback
 from collections.abc import Callable, Iterator
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
@@ -20,6 +21,8 @@ RUNNING = "the process ended while this ran"
 """What stands in place of an answer until it is there."""
 LONGEST = 300
 """Characters that are kept of what went wrong."""
+FRAMES = 12
+"""Innermost calls that are kept of it."""
 
 
 @dataclass(frozen=True)
@@ -113,9 +116,9 @@ def answer(section: str, row: Row, budget: Budget) -> Outcome:
     except NotHereError as error:
         status, measured = "not here", _first_line(error)
     except (DiffrlError, RewardError) as error:
-        status, measured = "fail", _first_line(error)
+        status, measured, facts = "fail", _first_line(error), _where(error)
     except Exception as error:  # whatever a kernel, a library or our own code raises is this row's answer
-        status, measured = "fail", f"{type(error).__name__}: {_first_line(error)}"
+        status, measured, facts = "fail", f"{type(error).__name__}: {_first_line(error)}", _where(error)
     return Outcome(section, row.name, status, measured, row.bound, round(time.perf_counter() - start, 2), facts)
 
 
@@ -146,3 +149,9 @@ def read_answers(file: Path) -> list[Outcome]:
 def _first_line(error: BaseException) -> str:
     lines = str(error).strip().splitlines()
     return (lines[0] if lines else type(error).__name__)[:LONGEST]
+
+
+def _where(error: BaseException) -> dict[str, Any]:
+    """Return what was called when an error came, without the folders above, which may name their owner."""
+    calls = traceback.extract_tb(error.__traceback__)[-FRAMES:]
+    return {"calls": [f"{'/'.join(Path(c.filename).parts[-2:])}:{c.lineno} {c.name}" for c in calls]}

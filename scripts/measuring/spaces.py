@@ -12,6 +12,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 MEASURED = Path(__file__).parents[2] / "docs" / "measured"
+BUDGET = 20_000
+"""Evaluations of a trial, unless said otherwise."""
 FOLDERS = {"shapes": "configs/tiny-sd3", "words": "configs/tiny-words"}
 COMMON = "rollout.steps=4 prompts.per_iteration=8 track.trees=null train.warmup_updates=2"
 REGIMES = {
@@ -66,8 +68,9 @@ SPACES = {
             "branches": {str(n): f"rollout.tree.branches={n}" for n in (2, 3, 4)},
             "second split": {str(n): f"rollout.tree.splits=[0,{n}]" for n in (1, 2)},
             "pull": pulls((0.02, 0.05, 0.1), (3.0, 5.0)),
+            "updates": UPDATES,
         },
-        {"rate": "0.0003", "trees": "1", "branches": "4", "second split": "2", "pull": "0.05 to 3"},
+        {"rate": "0.0003", "trees": "1", "branches": "4", "second split": "2", "pull": "0.05 to 3", "updates": "1"},
     ),
     "art": Space(
         "art",
@@ -138,9 +141,16 @@ SPACES = {
 }
 
 
-def trials_file(world: str, regime: str) -> Path:
-    """Return where a regime's trials are kept: a line each, with method, number, seed, choices and score."""
-    return MEASURED / "tuning" / f"{regime}-{world}.jsonl"
+def trials_file(world: str, regime: str, budget: int = BUDGET) -> Path:
+    """Return where a regime's trials are kept: a line each, with method, number, seed, choices and score.
+
+    Args:
+        world: shapes or words.
+        regime: of `REGIMES`.
+        budget: evaluations of a trial.
+    """
+    name = f"{regime}-{world}" if budget == BUDGET else f"{regime}-{world}-{budget // 1000}k"
+    return MEASURED / "tuning" / f"{name}.jsonl"
 
 
 def read_trials(path: Path) -> list[dict]:

@@ -104,11 +104,12 @@ def searched(trials: Sequence[Mapping[str, Any]]) -> str:
             continue
         choices, mean, seeds = best(method, mine)
         alone = [trial["score"] or 0.0 for trial in mine if trial["seed"] == mine[0]["seed"]]
-        turned = ", ".join(knob for knob in space.knobs if choices[knob] != space.start[knob])
+        knobs = {knob: space.knobs[knob] for knob in choices}  # of this search: a space may have more by now
+        turned = ", ".join(knob for knob in knobs if choices[knob] != space.start[knob])
         cells = {
             "method": method,
-            "knobs": str(len(space.knobs)),
-            "settings": f"{math.prod(map(len, space.knobs.values())):,}",
+            "knobs": str(len(knobs)),
+            "settings": f"{math.prod(map(len, knobs.values())):,}",
             "trials": str(len(alone)),
             "the first": f"{alone[0]:.3f}",
             "best of one seed": f"{max(alone):.3f}",
