@@ -29,8 +29,17 @@ def unused_keys(config: Config) -> tuple[str, ...]:
         why = "a run goes back after an evaluation before its last one, and run.eval_every asks for none"
         reasons.append(({"guards.recover"}, why))
     reasons.append(({"rollout.solver"} & _idle_solver(config), "no two steps without noise follow each other"))
+    if config.model.negative_prompt is not None and not _guided(config):
+        reasons.append(({"model.negative_prompt"}, "nothing is guided away from it: every guidance is 1"))
     idle = [f"Without effect: {', '.join(sorted(keys))}; {why}." for keys, why in reasons if keys]
     return (*idle, *_undone(config))
+
+
+def _guided(config: Config) -> bool:
+    """Return whether some network call has a second half of the negative prompt."""
+    scales = [config.rollout.guidance_scale, config.eval.guidance_scale]
+    scales += [config.kl_guidance] if config.objective.needs_reference else []
+    return any(config.model.facts.calls_per_step(scale) == 2 for scale in scales)
 
 
 def _idle_solver(config: Config) -> set[str]:

@@ -56,6 +56,10 @@ class LoraSettings(Section):
     )
 
 
+MOST_CHARACTERS = 10_000
+"""Of a negative prompt."""
+
+
 class InitSettings(Section):
     """Another run's trained weights, of the same model and LoRA (diffrl train --init-from)."""
 
@@ -164,6 +168,12 @@ class ModelSettings(Section):
         description="Of classifier-free guidance beside rollout.guidance_scale, which a network like FLUX.1 Kontext is "
         "given as a number: two network calls a step. null = none.",
     )
+    negative_prompt: str | None = Field(
+        None,
+        max_length=MOST_CHARACTERS,
+        description="What classifier-free guidance leads away from, for all prompts, in rollouts and evaluations; the "
+        "reference's guidance too. null = the family's, the empty prompt.",
+    )
     attention: (
         Literal[
             "native",
@@ -213,6 +223,11 @@ class ModelSettings(Section):
                 f"model.true_cfg_scale must be null for model.family: {self.family}, whose guidance is "
                 f"rollout.guidance_scale alone. Got {self.true_cfg_scale:g}. Remove it."
             )
+        if self.negative_prompt is not None and (why := self.facts.without_negative_prompt()):
+            faults.append(
+                f"model.negative_prompt must be null for model.family: {self.family}, {why}. Got "
+                f"{show(self.negative_prompt)}. Remove it."
+            )
         if self.base_precision is not None and self.lora is None:
             faults.append(
                 "model.base_precision must be null without model.lora: quantised weights cannot be trained. Got "
@@ -234,11 +249,13 @@ class ModelSettings(Section):
     @property
     def facts(self) -> Family:
         """What is known of the family."""
-        family = find_family(self.family)
-        if self.true_cfg_scale is None or family.true_cfg_scale is None:
-            return family
-        stock = (("true_cfg_scale", self.true_cfg_scale), ("negative_prompt", ""))
-        return replace(family, true_cfg_scale=self.true_cfg_scale, stock_options=(*family.stock_options, *stock))
+        family, stock = find_family(self.family), dict[str, Any]()
+        if self.true_cfg_scale is not None and family.true_cfg_scale is not None:
+            family = replace(family, true_cfg_scale=self.true_cfg_scale)
+            stock = {"true_cfg_scale": self.true_cfg_scale, "negative_prompt": ""}
+        if self.negative_prompt is not None:
+            stock["negative_prompt"] = self.negative_prompt
+        return replace(family, stock_options=(*family.stock_options, *stock.items())) if stock else family
 
     @property
     def frame_rate(self) -> float | None:

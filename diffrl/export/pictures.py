@@ -44,14 +44,18 @@ def require_run_or_model(command: str, options: ModelOptions) -> None:
     if (options.model is None) == (options.run is None):
         got = "neither. Add one" if options.run is None else "both. Remove one"
         raise ConfigError(f"diffrl {command} takes --model PATH or --run RUN_DIR, and not both. Got {got}.")
-    set_here = [f"--{name}" for name in ONLY_OF_MODEL if getattr(options, name) != getattr(ModelOptions, name)]
+    set_here = [_option(name) for name in ONLY_OF_MODEL if getattr(options, name) != getattr(ModelOptions, name)]
     if options.run is not None and set_here:
-        *names, last = (f"--{name}" for name in ONLY_OF_MODEL)
+        *names, last = map(_option, ONLY_OF_MODEL)
         raise ConfigError(
             f"{', '.join(names)} and {last} go with --model: a run has its own. Got --run and {', '.join(set_here)}. "
             f"Remove {', '.join(set_here)}."
         )
     require_choice(options.choice, options.run)
+
+
+def _option(name: str) -> str:
+    return f"--{name.replace('_', '-')}"
 
 
 @dataclass(frozen=True)
@@ -108,11 +112,21 @@ def open_pipeline(
     name = options.family or infer_family(model)
     if options.frames is not None and find_family(name).fps is None:
         raise ConfigError(f"--frames needs a family that generates videos. Got one of {name}. Remove --frames.")
+    if options.negative_prompt is not None and (why := find_family(name).without_negative_prompt()):
+        raise ConfigError(f"--negative-prompt needs a family that reads one. Got {name}, {why}. Leave it out.")
     if lora is not None:
         for _ in check_lora(lora, model, find_family(name), "--lora"):
             pass  # refuses it before minutes of loading
     sizes: dict[str, Any] = {"height": options.height, "width": options.width, "frames": options.frames}
-    adapter = load_adapter(name, model, dtype=options.dtype, device=device, variant=options.variant, **sizes)
+    adapter = load_adapter(
+        name,
+        model,
+        dtype=options.dtype,
+        device=device,
+        variant=options.variant,
+        negative_prompt=options.negative_prompt,
+        **sizes,
+    )
     if lora is not None:
         for note in attach_lora(adapter.trainable_modules(), find_family(name), lora, "--lora"):
             tell(note)

@@ -13,7 +13,7 @@ if TYPE_CHECKING:
 
 MODEL, SAMPLING, PROMPTS = "Whose weights", "How it is sampled", "Prompts"
 MEASURED, RESULT = "What is measured", "Results"
-ONLY_OF_MODEL = ("height", "width", "frames", "family", "dtype", "variant", "lora")
+ONLY_OF_MODEL = ("height", "width", "frames", "family", "dtype", "variant", "lora", "negative_prompt")
 """Options that go with `--model` alone: a run has its own."""
 
 
@@ -43,6 +43,9 @@ class ModelOptions:
     variant: Annotated[
         str | None,
         in_panel(MODEL, "Of --model's files of weights: fp16 reads *.fp16.safetensors where there are any."),
+    ] = None
+    negative_prompt: Annotated[
+        str | None, in_panel(SAMPLING, "What guidance leads away from, with --model. Default: the empty prompt.")
     ] = None
     height: Annotated[int | None, in_panel(SAMPLING, "In pixels, with --model.", min=1, max=16383)] = None
     width: Annotated[int | None, in_panel(SAMPLING, "In pixels, with --model.", min=1, max=16383)] = None

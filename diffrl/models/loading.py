@@ -87,6 +87,7 @@ def load_adapter(
     placement: Placement | None = None,
     revision: str | None = None,
     variant: str | None = None,
+    negative_prompt: str | None = None,
     **options: Any,
 ) -> ModelAdapter:
     """Load a pipeline's components as an adapter of its family.
@@ -99,11 +100,13 @@ def load_adapter(
         placement: where they live and how they are run.
         revision: branch, tag or commit on the hub.
         variant: of the files of weights, such as fp16; parts without it are loaded from their plain files.
+        negative_prompt: what classifier-free guidance leads away from; None = the family's, mostly the empty one.
         **options: passed to the adapter (height, width, max_sequence_length, ...); None leaves the choice to the
             pipeline's own `SETTINGS_FILE`, then to the adapter.
 
     Raises:
-        ConfigError: wrong class, missing or unreadable files, an id that cannot be fetched.
+        ConfigError: wrong class, missing or unreadable files, an id that cannot be fetched, a negative prompt for an
+            adapter that takes none.
     """
     facts = find_family(family)
     adapter_class = resolve("model.family", {facts.name: facts.adapter}, family)
@@ -122,6 +125,12 @@ def load_adapter(
             raise MemoryError(str(error)) from error
         raise ConfigError(loading_problem(path, error)) from error
     require_falling(adapter, path)
+    if negative_prompt is not None:
+        if not hasattr(adapter, "negative_prompt"):
+            raise ConfigError(
+                f"model.negative_prompt needs an adapter with an attribute of this name. {family} has none. Remove it."
+            )
+        adapter.negative_prompt = negative_prompt
     return adapter
 
 

@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from diffrl.models.placement import Placement
 
 EMPTY = "negative_"
-"""Prefix of the conditioning of the empty prompt, for classifier-free guidance."""
+"""Prefix of the conditioning of the negative prompt, for classifier-free guidance; it is empty unless one is given."""
 
 UNMASKED = ("flash", "sage", "xformers")
 """Parts of the names of attention backends through which diffusers cannot mask the padding of prompts."""
@@ -57,6 +57,7 @@ class PipelineAdapter(ABC):
         self.max_sequence_length = max_sequence_length or self.family.max_sequence_length
         self.placement = Placement(device=device_of(self.transformer))
         self.autocast = False
+        self.negative_prompt: Any = self.family.negative_prompt  # text where the network is asked for it
         _require_short_texts(pipeline)
         self._present: set[str] = set()
         self._empty: tuple[int, Conditioning] | None = None
@@ -198,7 +199,7 @@ class PipelineAdapter(ABC):
 
     @abstractmethod
     def encode_prompts(self, prompts: Sequence[str]) -> Conditioning:
-        """Encode prompts; tensors whose names begin with `EMPTY` are of the empty prompt, the same in every row."""
+        """Encode prompts; tensors whose names begin with `EMPTY` are of the negative prompt, the same in every row."""
 
     def text_shapes(self, encoders: Mapping[str, Mapping[str, Any]]) -> dict[str, tuple[int, ...]]:
         """Return the shape of one row of each tensor of `encode_prompts`, the empty prompt's left out.

@@ -116,7 +116,7 @@ def open_model(opening: Opening) -> None:
     if complete:
         report = report.joined(encoders)
     else:
-        add_encoders(report, config.prompts, opening.prompts, encoders_of(adapter))
+        add_encoders(report, config.prompts, opening.prompts, encoders_of(adapter), config.model.negative_prompt)
     if not preview.resumes:
         report.require()
     sharded = config.train.sharding == "fsdp" and world > 1

@@ -71,12 +71,12 @@ def report_encoders(config: Config, lists: Mapping[str, Sequence[Prompt]]) -> tu
         The report, and whether it is all that the loaded model would add: prompts and tokenizers are here.
     """
     report, complete = PromptReport(), {TRAIN, EVAL} <= lists.keys()
-    if not read_by_encoders(config.prompts, lists):
+    if not read_by_encoders(config.prompts, lists) and config.model.negative_prompt is None:
         return report, complete
     folder = _pipeline_here(config.model.path)
     if folder is None:
         return report, False
-    add_encoders(report, config.prompts, lists, _encoders(config, folder))
+    add_encoders(report, config.prompts, lists, _encoders(config, folder), config.model.negative_prompt)
     return report, complete
 
 

@@ -81,10 +81,13 @@ def add_encoders(
     settings: PromptSettings,
     lists: Mapping[str, Sequence[Prompt]],
     encoders: Sequence[TextReader],
+    negative: str | None = None,
 ) -> None:
-    """Add to a report which prompts the text encoders of the model cut; see `read_by_encoders`."""
+    """Add to a report which prompts, and whether the negative one, the model's text encoders cut."""
     for where, prompts in read_by_encoders(settings, lists).items():
         count_cut(report, settings.too_long, where, prompts, encoders)
+    if negative is not None:
+        count_cut(report, settings.too_long, "model.negative_prompt", [Prompt(negative)], encoders)
 
 
 def read_by_encoders(settings: PromptSettings, lists: Mapping[str, Sequence[Prompt]]) -> dict[str, Sequence[Prompt]]:

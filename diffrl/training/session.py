@@ -220,6 +220,7 @@ def open_adapter(config: Config, device: torch.device) -> ModelAdapter:
         ),
         revision=m.revision,
         variant=m.variant,
+        negative_prompt=m.negative_prompt,
         true_cfg_scale=m.true_cfg_scale,
         **options,
     )

@@ -65,6 +65,7 @@ def test_a_second_order_solver_needs_two_steps_without_noise(rollout, credit, ac
 
 
 GUIDED = {"guidance_scale": 4.0}
+NEGATIVE = {"family": "sd3", "path": "somewhere", "negative_prompt": "blue"}
 EXPLORES = {"precision": "nvfp4", "engine": "emulated", "candidates": 16, "keep": 16, "audit": 0}
 
 
@@ -81,6 +82,9 @@ EXPLORES = {"precision": "nvfp4", "engine": "emulated", "candidates": 16, "keep"
         ({"rollout": {"tree": {"roots": 1, "splits": [1], "correlation": 0.1}}}, None),
         ({"rollout": {"explore": EXPLORES}}, "keep and candidates are both 16"),
         ({"rollout": {"explore": EXPLORES | {"candidates": 20}}}, None),
+        ({"model": NEGATIVE}, "model.negative_prompt; nothing is guided away from it"),
+        ({"model": NEGATIVE, "rollout": GUIDED}, None),
+        ({"model": NEGATIVE, "objective": {"kind": "grpo", "kl": 0.1, "kl_guidance": 2.0}}, None),
     ],
 )
 def test_what_undoes_itself_is_said(changes, words):

@@ -95,7 +95,7 @@ def test_a_lora_of_another_network_is_one_clear_error(random_sd3, tmp_path, caps
 def test_a_run_has_its_own_weights(tmp_path, capsys):
     with pytest.raises(SystemExit) as end:
         main(["generate", "--run", str(tmp_path), "--lora", "x", "--prompt", "a", "--out", str(tmp_path / "out")])
-    assert end.value.code == 2 and "--lora go with --model" in " ".join(capsys.readouterr().err.split())
+    assert end.value.code == 2 and "--negative-prompt go with --model" in " ".join(capsys.readouterr().err.split())
 
 
 @pytest.mark.long

@@ -29,8 +29,14 @@ STEPS = 5
 GREY = Image.new("RGB", (32, 32), (128, 128, 128))
 ONE_EDIT = ("qwen_image_edit",)
 """Families whose stock pipeline takes one prompt a call, and always an image with it."""
+GUIDED_BY_A_TEXT = [
+    name
+    for name, facts in FAMILIES.items()
+    if facts.guidance == "classifier_free" and facts.negative_prompt is not None
+]
 PAIRS = [(guided, family) for guided in (True, False) for family in FAMILIES]
-EVERY_DAY = [(guided, family) for guided, family in PAIRS if guided or not unlike(family).slow]
+PAIRS += [("blue", family) for family in GUIDED_BY_A_TEXT]  # away from this
+EVERY_DAY = [(guided, family) for guided, family in PAIRS if guided is True or not unlike(family).slow]
 MULTISTEP = ("sana", "wan", "wan_i2v")
 """Families whose stock scheduler is a multi-step solver; their networks are compared under Euler."""
 
@@ -80,10 +86,13 @@ def test_of_a_published_pipeline_the_sizes_are_known_without_its_files(path):
 @pytest.mark.parametrize(("guided", "family"), daily(PAIRS, EVERY_DAY))
 def test_ode_and_decoding_equal_the_stock_pipeline_from_the_same_latents(random_pipelines, family, guided, monkeypatch):
     monkeypatch.setattr(importlib.import_module(QWEN_IMAGE_EDIT), "VAE_IMAGE_SIZE", 32 * 32)
-    adapter = load(random_pipelines, family)
-    latents, guidance_scale, stock_call = stock_of(adapter, guided, STEPS)
+    negative = guided if isinstance(guided, str) else None
+    adapter = load(random_pipelines, family, negative_prompt=negative)
+    latents, guidance_scale, stock_call = stock_of(adapter, guided, STEPS, negative)
     with torch.no_grad():
         reached = euler(adapter, latents, guidance_scale)
+        if negative:  # an empty one, which every family's own tests compare, would reach something else
+            assert not torch.equal(reached, euler(load(random_pipelines, family), latents, guidance_scale))
         stock, pictures = stock_call("latent"), stock_call("np")
     ours = reached if reached.shape == stock.shape else adapter.unpack(reached)  # some hand out what the decoder takes
     torch.testing.assert_close(ours, stock, rtol=1e-4, atol=1e-5)
@@ -108,7 +117,7 @@ def stock_options(adapter, guidance_scale, steps):
     return options | ({"image": GREY, **adapter.stock_call()} if facts.edits else {})
 
 
-def stock_of(adapter, guided, steps):
+def stock_of(adapter, guided, steps, negative=None):
     """Latents, the scale of guidance, and a call of the stock pipeline that begins with them, by type of output."""
     facts, pipeline = adapter.family, adapter.pipeline
     family = facts.name
@@ -116,13 +125,16 @@ def stock_of(adapter, guided, steps):
         pipeline.scheduler = FlowMatchEulerDiscreteScheduler(shift=3.0)
     latents, guidance_scale = normal(adapter, len(PROMPTS)), 4.5 if guided else 1.0
     options = stock_options(adapter, guidance_scale, steps)
+    if negative is not None:
+        options["negative_prompt"] = negative if facts.edits else [negative] * len(PROMPTS)
     field = "frames" if facts.media == "video" else "images"
     for name, line in facts.stock_lines:  # what is no argument of the call
         exec(line.format(options.pop(name)), {"pipeline": pipeline})
 
     def call(output_type):
         start = unlike(family).stock_latents(latents)
-        given = {**options, "prompt": list(PROMPTS), "latents": start.clone(), "output_type": output_type}
+        given = copy.deepcopy(options)  # Z-Image's pipeline writes its chat template into the list of texts
+        given |= {"prompt": list(PROMPTS), "latents": start.clone(), "output_type": output_type}
         if family not in ONE_EDIT:
             return getattr(pipeline(**given), field)
         calls = ({**given, "prompt": p, "latents": s[None]} for p, s in zip(PROMPTS, start.clone(), strict=True))

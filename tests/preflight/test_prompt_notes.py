@@ -34,6 +34,31 @@ def test_a_run_says_what_is_cut_and_not_held_out_and_goes_on_when_it_has_begun(r
     assert "or nothing is held out" in go_on(run_dir, "run.iterations=2")
 
 
+def test_a_negative_prompt_is_counted_too(random_sd3, tmp_path):
+    data = settings(random_sd3, tmp_path, run={"iterations": 1}, rollout={"guidance_scale": 2.0})
+    data["model"]["negative_prompt"] = "a red circle " * 30
+    with pytest.raises(ConfigError, match="1 of the 1 texts of model.negative_prompt are longer than CLIP"):
+        start({**data, "prompts": {**data["prompts"], "too_long": "refuse"}})
+    _, shown = start(data)
+    assert "1 of the 1 texts of model.negative_prompt are longer than CLIP" in shown
+
+
+def test_generate_leads_away_from_a_negative_prompt(random_sd3, random_pipelines, tmp_path):
+    def image(name, **options):
+        request = GenerateRequest(model=str(random_sd3), prompt=["a red circle"], steps=2, **options)
+        generate_pictures(request, tmp_path / name)
+        return next((tmp_path / name).rglob("*.png")).read_bytes()
+
+    away = {"negative_prompt": "a blue square", "guidance_scale": 3.0}
+    assert image("away", **away) == image("again", **away) != image("guided", guidance_scale=3.0)
+    assert image("unguided", negative_prompt="a blue square", guidance_scale=1.0) == image("plain", guidance_scale=1.0)
+    with pytest.raises(ConfigError, match="--negative-prompt needs a family that reads one. Got flux, whose stock"):
+        generate_pictures(
+            GenerateRequest(model=str(random_pipelines("flux")), prompt=["a"], negative_prompt="b"),
+            tmp_path / "refused",
+        )
+
+
 def test_generate_says_what_it_left_out_and_what_is_cut(random_sd3, tmp_path):
     lines = [{"prompt": "a blue square"}] * 9 + [{"prompt": "a red circle " * 30}, {"prompt": ""}]
     (tmp_path / "a.jsonl").write_text("\n".join(map(json.dumps, lines)))

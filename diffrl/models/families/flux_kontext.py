@@ -24,6 +24,7 @@ FAMILY = replace(
     pipelines=("FluxKontextPipeline",),
     sol_rl_exclude=(),
     edits=True,
+    negative_prompt="",
     true_cfg_scale=1.0,
 )
 
@@ -77,7 +78,9 @@ class FluxKontextAdapter(PackedEditingAdapter, flux.FluxAdapter):
             return super().encode_prompts(prompts)
         with self.on_device("text_encoder"):
             conditioning = super().encode_prompts(prompts)
-            return self.with_empty(conditioning, {} if self.empty_prompt_cached else super().encode_prompts([""]))
+            return self.with_empty(
+                conditioning, {} if self.empty_prompt_cached else super().encode_prompts([self.negative_prompt])
+            )
 
     def stock_call(self) -> Mapping[str, Any]:
         """Return sizes: the stock call would draw about a million pixels, and take a source of as many."""

@@ -160,7 +160,7 @@ class HunyuanVideoAdapter(PipelineAdapter):
         """
         with self.on_device("text_encoder"):
             tensors = self._encode(list(prompts))
-            return self.with_empty(tensors, {} if self.empty_prompt_cached else self._encode([""]))
+            return self.with_empty(tensors, {} if self.empty_prompt_cached else self._encode([self.negative_prompt]))
 
     def _encode(self, prompts: list[str]) -> dict[str, Tensor]:
         self.pipeline.tokenizer_max_length = self.max_sequence_length

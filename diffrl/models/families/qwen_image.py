@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from torch import Tensor
 
 NOTHING = " "
-"""What the model's makers give as the negative prompt for classifier-free guidance."""
+"""What the model's makers give as the negative prompt."""
 
 
 def _text_length(tokenizer: Any, text: str) -> int:
@@ -40,6 +40,7 @@ FAMILY = Family(
     adapter="diffrl.models.families.qwen_image:QwenImageAdapter",
     pipelines=("QwenImagePipeline",),
     lora_targets=JOINT_ATTENTION[:-1],  # without to_add_out: the last block's feeds nothing, which DDP refuses
+    negative_prompt=NOTHING,
     stock_options=(("negative_prompt", NOTHING),),
     guidance_argument="true_cfg_scale",
     masks_prompts=True,
@@ -76,7 +77,7 @@ class QwenImageAdapter(PackedPictureAdapter):
         """Return embeddings (B, L, D), zeros after their ends, and masks (B, L), of prompts and the negative prompt."""
         with self.on_device("text_encoder"):
             tensors = self._encode(list(prompts))
-            return self.with_empty(tensors, {} if self.empty_prompt_cached else self._encode([NOTHING]))
+            return self.with_empty(tensors, {} if self.empty_prompt_cached else self._encode([self.negative_prompt]))
 
     def _encode(self, prompts: list[str]) -> dict[str, Tensor]:
         """Return the stock encoding, as long as the longest of `prompts`, padded to `max_sequence_length`."""

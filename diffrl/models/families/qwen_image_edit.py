@@ -80,7 +80,7 @@ class QwenImageEditAdapter(PackedEditingAdapter, qwen_image.QwenImageAdapter):
         with self.on_device("text_encoder"):
             pairs = [(text, self._shown(source)) for text, source in zip(prompts, sources, strict=True)]
             rows = [self._encode_pair(text, image) for text, image in pairs]
-            empty = [self._encode_pair(qwen_image.NOTHING, image) for _, image in pairs]
+            empty = [self._encode_pair(self.negative_prompt, image) for _, image in pairs]
         return {
             **{name: torch.cat([row[name] for row in rows]) for name in rows[0]},
             **{EMPTY + name: torch.cat([row[name] for row in empty]) for name in empty[0]},
@@ -101,7 +101,7 @@ class QwenImageEditAdapter(PackedEditingAdapter, qwen_image.QwenImageAdapter):
     def _encode_pair(self, text: str, image: Any) -> dict[str, Tensor]:
         """Return the stock encoding of one prompt and its image, padded to `max_sequence_length` or cut there."""
         embeds, _ = self.pipeline.encode_prompt([text], image=[image], device=self.placement.device)
-        if text == qwen_image.NOTHING and embeds.shape[1] > self.max_sequence_length:
+        if text == self.negative_prompt and embeds.shape[1] > self.max_sequence_length:
             raise ConfigError(
                 f"model.max_sequence_length must hold the image and its frame, {embeds.shape[1]} tokens, and the "
                 f"prompt's. Got {self.max_sequence_length}."

@@ -63,6 +63,7 @@ class SanaAdapter(PictureAdapter):
         with self.on_device("text_encoder") as device:
             embeds, mask, negative, negative_mask = self.pipeline.encode_prompt(
                 list(prompts),
+                negative_prompt=self.negative_prompt,
                 do_classifier_free_guidance=not self.empty_prompt_cached,
                 device=device,
                 max_sequence_length=self.max_sequence_length,

@@ -110,6 +110,7 @@ class SD3Adapter(PictureAdapter):
                 prompt_2=None,
                 prompt_3=None,
                 device=device,
+                negative_prompt=self.negative_prompt,
                 do_classifier_free_guidance=not self.empty_prompt_cached,
                 max_sequence_length=self.max_sequence_length,
             )

@@ -87,6 +87,7 @@ class ZImageAdapter(PictureAdapter):
             embeds, empty = self.pipeline.encode_prompt(
                 list(prompts),
                 device=device,
+                negative_prompt=[self.negative_prompt] * len(prompts),
                 do_classifier_free_guidance=not self.empty_prompt_cached,
                 max_sequence_length=self.max_sequence_length,
             )
