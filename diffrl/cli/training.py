@@ -161,6 +161,9 @@ def plan(
     utilisation: Annotated[
         float | None, typer.Option(min=0.01, max=1.0, help="Share of the GPU's peak that is reached. Default: 0.4.")
     ] = None,
+    price: Annotated[
+        float | None, typer.Option(min=0.0, max=1.0e6, help="Of a --gpu for an hour: what the hours cost.")
+    ] = None,
     fit: Annotated[
         str | None, typer.Option(help="Only say which keys make it fit this GPU, such as rtx4090.", metavar="GPU")
     ] = None,
@@ -168,15 +171,17 @@ def plan(
 ) -> None:
     """Show what a run will cost: batches, network evaluations, operations, decodes, reward calls, memory, hours.
 
-    diffrl plan configs/sd3/flow_grpo.yaml --processes 8 --gpu h100 --gpu a100
+    diffrl plan configs/sd3/flow_grpo.yaml --processes 8 --gpu h100 --price 2.5
 
     diffrl plan configs/flux/diffrl.yaml --fit rtx4090
     """
     quiet()
+    from diffrl.errors import ConfigError
+
+    if price is not None and not gpu:
+        raise ConfigError(f"--price needs a --gpu, whose hours it is of. Got --price {price:g} alone. Add --gpu h100.")
     if fit is not None:
         if gpu or utilisation or as_json:
-            from diffrl.errors import ConfigError
-
             raise ConfigError(
                 "--fit must stand without --gpu, --utilisation and --json, which show a plan. Remove them."
             )
@@ -184,7 +189,7 @@ def plan(
             typer.echo(line)
         return
     from diffrl.cost.gpus import find_gpu
-    from diffrl.cost.hours import UTILISATION, hours_notes, hours_of, hours_rows
+    from diffrl.cost.hours import UTILISATION, cost_of, hours_notes, hours_of, hours_rows
     from diffrl.cost.plan import plan_json, plan_text
     from diffrl.precision.choice import speed_notes
     from diffrl.preflight.downloads import describe_downloads, downloads
@@ -200,9 +205,12 @@ def plan(
         hours = {one.title: hours_of(made, one, share) for one in gpus}
         prompt_lines = plan_notes(preview)
         more = {"utilisation": share, "hours": hours} if gpus else {}
+        if price is not None:
+            costs = {gpu: None if one is None else cost_of(made, one, price) for gpu, one in hours.items()}
+            more |= {"price": price, "costs": costs}
         typer.echo(plan_json(made, {"downloads": [asdict(one) for one in fetched], **more, "prompts": prompt_lines}))
         return
-    rows, notes = tuple(hours_rows(made, gpus, share)), tuple(hours_notes(made, resolved, gpus))
+    rows, notes = tuple(hours_rows(made, gpus, share, price)), tuple(hours_notes(made, resolved, gpus))
     copy = resolved.rollout.policy_copy
     device = "cuda" if gpus else resolved.model.device
     notes += speed_notes(resolved.model.dtype, None if copy is None else copy.precision, device)

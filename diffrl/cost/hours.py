@@ -27,14 +27,23 @@ def hours_of(plan: Plan, gpu: Gpu, utilisation: float) -> float | None:
     return (plan.run_flops / plan.world_size + alone) / (gpu.bf16 * utilisation) / 3600
 
 
-def hours_rows(plan: Plan, gpus: tuple[Gpu, ...], utilisation: float) -> Iterator[tuple[str, str]]:
-    """Yield a row of `plan_text` for each GPU: hours, and whether its memory suffices."""
+def cost_of(plan: Plan, hours: float, price: float) -> float:
+    """Return what hours of the whole run cost, in the currency of `price`, which is a GPU's for an hour."""
+    return plan.world_size * hours * price
+
+
+def hours_rows(
+    plan: Plan, gpus: tuple[Gpu, ...], utilisation: float, price: float | None = None
+) -> Iterator[tuple[str, str]]:
+    """Yield a row of `plan_text` for each GPU: hours, what they cost, and whether its memory suffices."""
     if not gpus:
         return
     yield f"Hours, at {utilisation:g} of the peak", "" if plan.run_flops is not None else "not known: see below"
     for gpu in gpus:
         hours, peak = hours_of(plan, gpu, utilisation), gpu.bf16 / 1e12
         cells = [] if hours is None else [f"{hours_text(hours)} at {utilisation:g} x {peak:g} TFLOP/s"]
+        if hours is not None and price is not None:
+            cells.append(f"costs {cost_of(plan, hours, price):,.2f} at {price:g} a GPU hour")
         if plan.memory is not None:
             fits = "does not fit" if shortages(plan.memory, offer_of(gpu), plan.world_size) else "fits"
             cells.append(f"{fits}: {plan.memory.needed('cuda') / GIB:.1f} of {gpu.memory / GIB:.1f} GiB")
@@ -56,8 +65,8 @@ def hours_notes(plan: Plan, config: Config, gpus: tuple[Gpu, ...]) -> Iterator[s
         yield "No hours: the sizes of this pipeline's network are not known before it is loaded."
         return
     yield (
-        "Hours are arithmetic, not measured. Left out: text encoders, decoder, rewards, exchange between processes, "
-        "checkpoints."
+        "Hours are arithmetic, not measured, and too few: text encoders, decoder, rewards, exchange between processes "
+        "and checkpoints are left out."
     )
     if config.model.dtype != "bfloat16":
         yield f"The peak is bfloat16's, and model.dtype is {config.model.dtype}: that takes several times as long."

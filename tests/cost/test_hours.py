@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import re
+
 import pytest
 
 from diffrl.config.load import make_config
 from diffrl.cost import plan as plan_module
 from diffrl.cost.gpus import find_gpu, parse_memory
-from diffrl.cost.hours import hours_of
+from diffrl.cost.hours import hours_of, hours_rows
 from diffrl.cost.plan import make_plan
 from diffrl.errors import ConfigError
 
@@ -43,9 +45,17 @@ def test_hours_added_up_by_hand(made_up_sizes, monkeypatch):
     shown = 2 * 2 * 2 * 15  # two of the prompts, before and after the update, in the first and the last iteration
     expected = plan.flops * (network / 3 + shown) / (0.5 * 989.4e12) / 3600
     assert hours_of(plan, find_gpu("NVIDIA H100"), 0.5) == pytest.approx(expected)
+    assert hours_rows_of(plan, price=2.5) == f"costs {3 * expected * 2.5:,.2f} at 2.5 a GPU hour"
     monkeypatch.setattr(plan_module, "activations_of", lambda config: (None, "it is not here"))
     unknown = make_plan(config_of("sd3", "some/name"))
     assert unknown.run_flops is None and hours_of(unknown, find_gpu("h100"), 0.5) is None
+
+
+def hours_rows_of(plan, price):
+    """What a row says of money."""
+    *_, (_, row) = hours_rows(plan, (find_gpu("h100"),), 0.5, price)
+    (words,) = re.findall(r"costs [\d.,]+ at [\d.]+ a GPU hour", row)
+    return words
 
 
 @pytest.mark.parametrize(("text", "size"), [("80GB", 80 * 10**9), ("24 GiB", 24 * 2**30), ("0.5", 5 * 10**8)])
