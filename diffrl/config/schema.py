@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from typing import Annotated, Literal, Self
+from typing import Annotated, Any, Literal, Self
 
 from pydantic import AfterValidator, Field, model_validator
 
@@ -24,6 +24,7 @@ from diffrl.sections import (
     MOST_ITERATIONS,
     MOST_SAMPLES,
     MOST_STEPS,
+    ListOf,
     Section,
     problems,
     rule,
@@ -202,6 +203,8 @@ class WandbSettings(Section):
 
     project: str = Field(min_length=1, max_length=LONGEST_TEXT, description="Project that the run is logged to.")
     entity: str | None = Field(None, max_length=LONGEST_TEXT, description="Team or user; null = your default.")
+    group: str | None = Field(None, max_length=LONGEST_TEXT, description="Of runs that belong together, as seeds do.")
+    tags: ListOf[Annotated[str, Field(min_length=1, max_length=LONGEST_TEXT)]] = Field((), description="Of the run.")
     mode: Literal["online", "offline"] = Field("online", description="offline = written to the run, sent by you later.")
 
 
@@ -226,11 +229,27 @@ class TreeRecordSettings(Section):
     )
 
 
+OTHER_TRACKERS = ("aim", "clearml", "comet_ml", "dvclive", "mlflow", "swanlab", "trackio")
+"""Those that accelerate knows beside TensorBoard and W&B."""
+
+
+def _known_trackers(others: dict[str, dict[str, Any]]) -> dict[str, dict[str, Any]]:
+    if unknown := sorted(others.keys() - set(OTHER_TRACKERS)):
+        raise rule(f"must name trackers of accelerate: {', '.join(OTHER_TRACKERS)}. Got {show(unknown)}.")
+    return others
+
+
 class TrackSettings(Section):
     """Where numbers and images go. metrics.jsonl is always written."""
 
     tensorboard: bool = Field(False, description="Also write TensorBoard files.")
     wandb: WandbSettings | None = Field(None, description="Also log to Weights & Biases. null = no.")
+    others: Annotated[dict[str, dict[str, Any]], AfterValidator(_known_trackers)] = Field(
+        {},
+        description=f"Other trackers ({', '.join(OTHER_TRACKERS)}), each with the options of its class in accelerate, "
+        "such as {mlflow: {run_name: first}}. They log to the project track.wandb.project, else to diffrl. All get the "
+        "numbers, SwanLab and ClearML the held-out images too.",
+    )
     pictures_per_iteration: int = Field(
         8, ge=0, le=MOST_SAMPLES, description="At most this many training images are kept."
     )

@@ -165,10 +165,11 @@ def asked_trackers(config: Config) -> list[str]:
     """
     trackers = {"tensorboard": config.track.tensorboard, "wandb": config.track.wandb is not None}
     names = [name for name, asked in trackers.items() if asked]
-    for name in names:
+    for name in (*names, *config.track.others):
         if importlib.util.find_spec(name) is None:
-            raise NotHereError(f"track.{name} needs the {name} package. Run: pip install 'diffrl[{name}]'.")
-    return names
+            key, package = (name, f"'diffrl[{name}]'") if name in trackers else (f"others.{name}", name)
+            raise NotHereError(f"track.{key} needs the {name} package. Run: pip install {package}.")
+    return [*names, *config.track.others]
 
 
 def _describe_target(config: Config, target: TargetMachine) -> str:

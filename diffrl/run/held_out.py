@@ -105,7 +105,7 @@ def stored(iteration: int, evaluation: Evaluation, rewards: Sequence[Mapping[str
 
 
 def show(trackers: Sequence[Any], samples: Sequence[StoredSample], iteration: int) -> None:
-    """Give TensorBoard and W&B the images that are kept of every evaluation, each under a name of its own.
+    """Give trackers that show images those that are kept of every evaluation, each under a name of its own.
 
     So a tracker's slider over steps shows the same prompt and noise. Of a clip it is the middle frame.
 
@@ -123,6 +123,8 @@ def show(trackers: Sequence[Any], samples: Sequence[StoredSample], iteration: in
             if tracker.name == "tensorboard":
                 tracker.tracker.add_image(name, array, iteration, dataformats="HWC")
                 tracker.tracker.add_text(name, f"{one.prompt}\n\n{scores}", iteration)
+            elif tracker.name in ("swanlab", "clearml"):
+                tracker.log_images({name: [array]}, step=iteration)
             elif tracker.name == "wandb":
                 import wandb
 

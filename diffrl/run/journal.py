@@ -16,7 +16,7 @@ from diffrl.checkpoint.shards import save_shards
 from diffrl.checkpoint.state import optimizer_tensors, rng_state
 from diffrl.config import Config
 from diffrl.distributed.ranks import Ranks
-from diffrl.errors import DiffrlError, GuardStop, SourceError
+from diffrl.errors import DiffrlError, GuardStop, NotHereError, SourceError
 from diffrl.files import read_own, write_json
 from diffrl.records import Credit, Samples
 from diffrl.rollout.tree import sample_paths
@@ -30,6 +30,7 @@ from diffrl.training.evaluate import Evaluation
 from diffrl.training.session import Session
 from diffrl.trees.images import KeptTree
 from diffrl.trees.write import drop_trees, keep_source, write_tree
+from reward_models.common.messages import describe
 
 CHECKPOINTS, NEWEST = "checkpoints", "checkpoints.json"
 """Where checkpoints lie, and what tells of the newest, so that it is missed if they are gone."""
@@ -63,20 +64,31 @@ class Journal:
         if self._writes:
             self._metrics = MetricsLog(run_dir / "metrics.jsonl")
             self._store = SampleStore(run_dir, fps=self._fps)
-        if config.track.tensorboard or config.track.wandb:
+        if config.track.tensorboard or config.track.wandb or config.track.others:
             self._start_trackers()
 
     def _start_trackers(self) -> None:
-        wandb = self.config.track.wandb
+        wandb, others = self.config.track.wandb, self.config.track.others
         # TensorBoard forgets the steps after the checkpoint, which are trained again; W&B ignores a step that it has.
-        kwargs: dict[str, Any] = {"tensorboard": {"purge_step": 0 if self.saved is None else self.saved + 1}}
+        kwargs: dict[str, Any] = {"tensorboard": {"purge_step": 0 if self.saved is None else self.saved + 1}, **others}
         if wandb:
             # A resumed run goes on in the same W&B run.
             run_id = json.loads(read_own(self.run_dir / "environment.json"))["run_id"]
-            options = {"name": self.config.run.name, "id": run_id, "resume": "allow"}
+            options = {"name": self.config.run.name, "id": run_id, "resume": "allow", "group": wandb.group}
+            options |= {"tags": list(wandb.tags)} if wandb.tags else {}
             kwargs["wandb"] = {**options, "entity": wandb.entity, "mode": wandb.mode, "dir": str(self.run_dir)}
         flat = {k: v for k, v in _flatten(self.config.model_dump()).items() if isinstance(v, (int, float, str, bool))}
-        self._ranks.start_trackers(wandb.project if wandb else "tensorboard", flat, kwargs)
+        unnamed = "diffrl" if others else "tensorboard"
+        project = wandb.project if wandb else unnamed
+        try:
+            self._ranks.start_trackers(project, flat, kwargs)
+        except Exception as error:  # each library raises its own, for a login, a server or an option
+            names = ", ".join(["wandb"] * (wandb is not None) + list(others)) or "tensorboard"
+            raise NotHereError(
+                f"track must name trackers that can be started here ({names}). One ended with {describe(error)}. "
+                f"Log in to it, change its options or leave it out, and go on: diffrl train --resume {self.run_dir} "
+                "--from-start."
+            ) from error
 
     def rewind(self, iteration: int) -> None:
         """Forget what was written after so many iterations, so that resuming neither doubles nor loses a row."""

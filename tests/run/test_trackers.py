@@ -98,6 +98,68 @@ def test_tensorboard_has_each_step_once_after_a_kill(run_settings, monkeypatch):
     assert [event.step for event in board.Scalars("reward/mean")] == [1, 2, 3, 4]
 
 
+@pytest.fixture
+def swanlab(monkeypatch):
+    """SwanLab's place in accelerate, with a tracker that keeps what it is given."""
+    from accelerate import tracking
+
+    seen = {"numbers": [], "images": []}
+
+    class Kept(tracking.GeneralTracker):
+        name, requires_logging_directory, tracker = "swanlab", False, None
+
+        def __init__(self, project, **options):
+            super().__init__()
+            seen["options"] = {"project": project, **options}
+            if options.get("api_key") == "wrong":
+                raise ValueError("no such key")
+
+        def start(self):
+            pass
+
+        def store_init_configuration(self, values):
+            seen["config"] = values
+
+        def log(self, values, step=None, **options):
+            seen["numbers"].append((step, values))
+
+        def log_images(self, values, step=None):
+            seen["images"].append((step, values))
+
+    monkeypatch.setitem(tracking.LOGGER_TYPE_TO_CLASS, "swanlab", Kept)
+    monkeypatch.setattr(tracking, "get_available_trackers", lambda: list(tracking.LoggerType))
+    spec, find_spec = importlib.util.find_spec("json"), importlib.util.find_spec
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name, *rest: spec if name == "swanlab" else find_spec(name))
+    return seen
+
+
+def test_other_trackers_of_accelerate_get_numbers_and_images(run_settings, swanlab):
+    run_settings["run"] |= {"iterations": 1}
+    run_settings["track"]["others"] = {"swanlab": {"experiment_name": "first"}}
+    run_dir = train(make_config(run_settings), quiet())
+    rows = [json.loads(line) for line in (run_dir / "metrics.jsonl").read_text().splitlines()]
+    assert swanlab["options"] == {"project": "diffrl", "experiment_name": "first"}
+    assert swanlab["config"]["train.learning_rate"] == run_settings["train"]["learning_rate"]
+    assert [(step, values["reward/mean"]) for step, values in swanlab["numbers"] if "reward/mean" in values] == [
+        (row["iteration"], row["reward/mean"]) for row in rows if "reward/mean" in row
+    ]
+    assert {step for step, _ in swanlab["images"]} == {0, 1}
+    (name, (image,)), *_ = swanlab["images"][0][1].items()
+    assert name == "held_out_images/00" and image.dtype == np.uint8 and image.ndim == 3
+
+
+def test_a_tracker_that_cannot_be_started_is_refused(run_settings, swanlab):
+    run_settings["track"]["others"] = {"swanlab": {"api_key": "wrong"}}
+    with pytest.raises(ConfigError, match=r"can be started here \(swanlab\)\. One ended with .*no such key"):
+        train(make_config(run_settings), quiet())
+    go_on(Path(run_settings["run"]["dir"]) / "run", "track.others={}", "run.iterations=1", from_start=True)
+    run_settings["run"] |= {"name": "another"}
+    run_settings["track"]["others"] = {"mlflow": {}}
+    if importlib.util.find_spec("mlflow") is None:
+        with pytest.raises(ConfigError, match=r"track\.others\.mlflow needs the mlflow package"):
+            train(make_config(run_settings), quiet())
+
+
 def test_a_tracker_that_is_not_installed_is_refused(run_settings, monkeypatch):
     find_spec = importlib.util.find_spec
     monkeypatch.setattr(

@@ -110,6 +110,7 @@ def _time_one(work: Work, candidate: Candidate, config: Config) -> float | None:
         track={
             "tensorboard": False,
             "wandb": None,
+            "others": {},
             "pictures_per_iteration": 0,
             "pictures_per_evaluation": 0,
             "trees": None,
