@@ -7,7 +7,9 @@ of its fused layers where diffusers' layer is a part of that. Source: github.com
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
+from pathlib import Path
 
 import torch
 from torch import Tensor
@@ -59,6 +61,24 @@ def comfyui_tensors(layers: Mapping[str, Tensor], alpha: float, family: Family) 
             "out without an error. Leave --comfyui out, or train other model.lora.targets."
         )
     return tensors
+
+
+def model_spec(model: AlignedModel) -> dict[str, str]:
+    """Return what a model manager shows of the file, in the names of Stability's ModelSpec 1.0.
+
+    Source: github.com/Stability-AI/ModelSpec. It asks for an architecture's name, which trainers make of the base's.
+    """
+    config = model.config
+    base = Path(config.model.path).name
+    rewards = ", ".join(reward.key for reward in config.rewards)
+    trained = f"{config.objective.kind} on {rewards}, {model.checkpoint.step} iterations of diffrl"
+    return {
+        "modelspec.sai_model_spec": "1.0.0",
+        "modelspec.architecture": f"{re.sub(r'[^a-z0-9]+', '-', base.lower()).strip('-')}/lora",
+        "modelspec.implementation": "https://github.com/comfyanonymous/ComfyUI",
+        "modelspec.title": config.run.name,
+        "modelspec.description": f"LoRA of {base}, aligned by reinforcement learning: {trained}.",
+    }
 
 
 def comfyui_files(model: AlignedModel) -> dict[str, dict[str, Tensor]]:

@@ -17,13 +17,13 @@ from diffrl.config import Config
 from diffrl.data.prompts import load_prompts
 from diffrl.data.worlds import SOURCES
 from diffrl.errors import ConfigError
-from diffrl.export.comfyui import comfyui_files, require_comfyui
+from diffrl.export.comfyui import comfyui_files, model_spec, require_comfyui
 from diffrl.export.hub import front_matter
 from diffrl.files import follow_umask, require_empty
 from diffrl.models.adapter import EditingAdapter
 from diffrl.models.files import read_object
 from diffrl.models.loading import DTYPES
-from diffrl.models.lora import lora_layers, lora_metadata, save_adapter
+from diffrl.models.lora import ADAPTER_NAME, lora_layers, lora_metadata, save_adapter
 from diffrl.models.lora_file import FIRST_LORA, PEFT_FOLDER, SECOND_LORA, SECOND_PEFT_FOLDER, lora_loader
 from diffrl.models.pipeline import PipelineAdapter
 from diffrl.models.shipped import SETTINGS_FILE, shipped_settings
@@ -74,7 +74,7 @@ def export_run(run: Path, out: Path, choice: Choice = HEALTHY, comfyui: bool = F
     files = comfyui_files(model) if comfyui else {}
     out.mkdir(parents=True, exist_ok=True)
     for name, tensors in files.items():
-        save_file(tensors, out / name)
+        save_file(tensors, out / name, model_spec(model))
     if model.config.model.lora is not None:
         for name, module in model.adapter.trainable_modules().items():
             lora_loader(type(pipeline)).save_lora_weights(
@@ -84,6 +84,8 @@ def export_run(run: Path, out: Path, choice: Choice = HEALTHY, comfyui: bool = F
                 weight_name=SECOND_LORA if name == "transformer_2" else None,
                 safe_serialization=True,
             )
+            if name == "transformer":  # for readers of adapter_config.json; diffusers reads it in the file itself
+                module.peft_config[ADAPTER_NAME].save_pretrained(str(out))
             if peft:
                 save_adapter(module, out / (PEFT_FOLDER if name == "transformer" else SECOND_PEFT_FOLDER))
         what = "LoRA"

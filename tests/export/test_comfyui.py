@@ -4,6 +4,8 @@ import re
 
 import pytest
 import torch
+from peft import LoraConfig
+from safetensors import safe_open
 from safetensors.torch import load_file
 
 from diffrl.cli import main
@@ -13,6 +15,7 @@ from diffrl.export.diffusers import export_run
 from diffrl.models.families import FAMILIES
 from diffrl.models.lora_file import FIRST_COMFYUI, SECOND_COMFYUI
 from diffrl.run.checkpoints import load_aligned
+from diffrl.run.directory import open_run_dir
 from tests.tiers import daily
 from tests.training.harness import settings, start
 from tests.training.test_two_networks import wan22, wan_settings  # noqa: F401
@@ -113,6 +116,11 @@ def test_comfyui_adds_what_peft_adds(random_pipelines, tmp_path, family):
     for name, delta in whole.items():
         torch.testing.assert_close(changes[name], delta, rtol=1e-4, atol=1e-7)
     assert sum(bool(delta.any()) for delta in whole.values()) > 0.4 * len(whole)
+    with safe_open(tmp_path / "out" / FIRST_COMFYUI, "pt") as file:
+        spec = file.metadata()
+    assert spec["modelspec.sai_model_spec"] == "1.0.0" and spec["modelspec.title"] == "run"
+    assert re.fullmatch(r"modelspec\.[a-z0-9-]+/lora", f"modelspec.{spec['modelspec.architecture']}")
+    assert LoraConfig.from_pretrained(str(tmp_path / "out")).r == open_run_dir(run)[1].model.lora.rank
     assert "LoraLoaderModelOnly" in (tmp_path / "out/README.md").read_text()
 
 
