@@ -502,6 +502,9 @@ def test_a_sample_is_listed_as_soon_as_it_is_written(tmp_path):
         "export nowhere --out exported",
         "score nowhere --reward sharpness",
         "score . --reward nowhere",
+        "generate --model . --prompts nowhere.txt --out images",
+        "evaluate --model . --prompts nowhere.txt --reward shapes",
+        "evaluate --model . --prompts shapes:report --reward nowhere",
     ],
 )
 def test_what_is_not_there_is_refused_before_anything_heavy_is_loaded(command, tmp_path):

@@ -24,6 +24,7 @@ def generate(
     """Generate images or videos with a pipeline, or from a run's aligned weights."""
     quiet()
     request.require_source()
+    request.require_named(request.prompts)
     from diffrl.export.generate import generate_pictures, kept_pictures
     from diffrl.terminal.watch import watched
 
@@ -47,6 +48,7 @@ def evaluate(*, request: EvaluateRequest) -> None:
     quiet()
     if request.run is not None:  # with --model other options may be missing, which is told first
         request.require_source()
+    request.require_named(request.prompts, request.reward or (), request.option or ())
     from diffrl.export.evaluate import show_evaluation
 
     show_evaluation(request, console())

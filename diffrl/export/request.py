@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -72,6 +73,24 @@ class ModelOptions:
             require_run_dir(self.run)
         elif self.model is not None:
             is_here(self.model)
+
+    def require_named(self, prompts: str | None, rewards: Sequence[str] = (), options: Sequence[str] = ()) -> None:
+        """Look at the names of prompts and rewards before anything heavy is imported, where one model is named.
+
+        Raises:
+            ConfigError: there are no such prompts.
+            RewardError: there is no such reward.
+        """
+        if (self.run is None) == (self.model is None):
+            return  # which is told first
+        if prompts is not None and not prompts.startswith("hub:") and not Path(prompts.partition("@")[0]).exists():
+            from diffrl.data.prompts import read_prompts
+
+            read_prompts(prompts)
+        if rewards:
+            from reward_models.scoring.choices import choose
+
+            choose(rewards, options)
 
     @property
     def choice(self) -> Choice:
