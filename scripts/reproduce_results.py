@@ -120,6 +120,7 @@ def tables() -> dict[str, list[str]]:
         "searched-guided-shapes": ["tuned-guided-shapes"],
         "searched-plain-shapes": ["tuned-plain-shapes"],
         "searched-plain-words": ["tuned-plain-words"],
+        "searched-plain-shapes-60k": ["tuned-60k-shapes"],
         "overview": columns,
         "pools": list(POOLS),
         **{f"budgets-{world}": list(names) for world, names in BUDGETS.items()},
@@ -140,8 +141,9 @@ def shared(table: str, out: Path) -> str:
     """Return a table over several groups, as far as they have been measured; empty where that tells nothing."""
     kind, _, world = table.partition("-")
     if kind == "searched":
-        regime, _, world = world.partition("-")
-        return searched(read_trials(trials_file(world, regime)))
+        regime, world, *budget = world.split("-")
+        trials = [trials_file(world, regime, 1000 * int(one.removesuffix("k"))) for one in budget]
+        return searched(read_trials(*trials or [trials_file(world, regime)]))
     if kind == "overview":
         asked = [name for names in OVERVIEW.values() for name in names if (out / name).is_dir()]
         return overview({name: collect(out / name) for name in asked}, GUIDED) if asked else ""

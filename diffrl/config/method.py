@@ -21,12 +21,17 @@ class TrainSettings(Section):
     learning_rate: float = Field(
         ge=1.0e-9, le=1, description="Peak learning rate. Far below 1e-9 no float32 weight would change."
     )
-    schedule: Literal["constant", "cosine"] = Field("constant", description="Learning rate over the run's updates.")
+    schedule: Literal["constant", "cosine", "linear"] = Field(
+        "constant", description="Learning rate over the run's updates, after the warm-up."
+    )
     warmup_updates: int = Field(
         0, ge=0, le=MOST_ITERATIONS, description="Updates of a linear rise, from 1 / warmup_updates of the rate."
     )
     final_learning_rate: float = Field(
-        0.1, ge=0, le=1, description="Where cosine ends, as a fraction of learning_rate. No effect with constant."
+        0.1,
+        ge=0,
+        le=1,
+        description="Where cosine and linear end, as a fraction of learning_rate. No effect with constant.",
     )
     updates_per_iteration: int = Field(
         1,
@@ -74,7 +79,7 @@ class TrainSettings(Section):
             raise problems(
                 [
                     "train.final_learning_rate must be left at 0.1 with train.schedule: constant, where it has no "
-                    f"effect. Got {show(self.final_learning_rate)}. Set schedule: cosine or remove it."
+                    f"effect. Got {show(self.final_learning_rate)}. Set schedule: cosine or linear, or remove it."
                 ]
             )
         return self

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from dataclasses import replace
 from typing import Annotated, Any, Literal, Self
@@ -39,6 +40,11 @@ class LoraSettings(Section):
 
     rank: int = Field(32, ge=1, le=MOST_RANK, description="Rank of each adapter.")
     alpha: float = Field(64.0, ge=1.0e-3, le=1.0e6, description="Adapters are scaled by alpha / rank.")
+    use_rslora: bool = Field(
+        False,
+        description="Scale them by alpha / sqrt(rank), rsLoRA (arXiv 2312.03732), so that a larger rank takes the same "
+        "rate. Files hold the alpha of the plain scaling, which every loader knows.",
+    )
     targets: (
         Annotated[
             ListOf[Annotated[str, Field(min_length=1, max_length=LONGEST_TEXT)]], Field(min_length=1, max_length=1000)
@@ -54,6 +60,11 @@ class LoraSettings(Section):
         description="A LoRA that the run begins with; the reference of objective.kl stays the pipeline without it. "
         "null = one that changes nothing yet.",
     )
+
+    @property
+    def plain_alpha(self) -> float:
+        """What alpha is where adapters are scaled by alpha / rank."""
+        return self.alpha * math.sqrt(self.rank) if self.use_rslora else self.alpha
 
 
 MOST_CHARACTERS = 10_000
@@ -274,7 +285,7 @@ class ModelSettings(Section):
         """Rank, alpha and targets of the LoRA; None without."""
         if self.lora is None:
             return None
-        return {"rank": self.lora.rank, "alpha": self.lora.alpha, "targets": self.lora_targets}
+        return {"rank": self.lora.rank, "alpha": self.lora.plain_alpha, "targets": self.lora_targets}
 
     @property
     def options(self) -> dict[str, int | None]:

@@ -91,6 +91,6 @@ def comfyui_files(model: AlignedModel) -> dict[str, dict[str, Tensor]]:
     assert lora is not None  # require_comfyui
     networks = model.adapter.trainable_modules().values()
     return {
-        file: comfyui_tensors(lora_layers(network), lora.alpha, family)
+        file: comfyui_tensors(lora_layers(network), lora.plain_alpha, family)
         for file, network in zip((FIRST_COMFYUI, SECOND_COMFYUI), networks, strict=False)
     }

@@ -194,7 +194,7 @@ def describe_rate(config: Config, checkpoint: Checkpoint) -> str | None:
     if t.schedule == "constant":
         return f"{planned} The learning rate is {rate(now):.3g}, as it would have been (constant)."
     return (
-        f"{planned} The learning rate is {rate(now):.3g} from here on, where the cosine over all {now} iterations "
-        f"has it after {checkpoint.step}; the one over {was} had {rate(was):.3g}. It ends at "
+        f"{planned} The learning rate is {rate(now):.3g} from here on, where the {t.schedule} schedule over {now} "
+        f"iterations has it after {checkpoint.step}; the one over {was} had {rate(was):.3g}. It ends at "
         f"{t.learning_rate * t.final_learning_rate:.3g}."
     )

@@ -233,12 +233,12 @@ def restore_start(policy: Policy, model: ModelSettings) -> str:
         layers = {name.removeprefix(prefix): shape for name, shape in every.items() if name.startswith(prefix)}
         lora_weights = read_lora(files[network], layers, model.facts)
         require_fitting(lora_weights, layers, lora.rank, model.lora_targets)
-        weights |= _named(lora_weights, prefix, lora.alpha)
+        weights |= _named(lora_weights, prefix, lora.plain_alpha)
         alphas |= set(lora_weights.alpha.values())
         notes += lora_weights.notes
     policy.restore(weights)
     several = " to ".join(f"{alpha:g}" for alpha in sorted({min(alphas), max(alphas)}))
-    scaled = "" if alphas == {lora.alpha} else f", its alpha of {several} scaled to {lora.alpha:g}"
+    scaled = "" if alphas == {lora.plain_alpha} else f", its alpha of {several} scaled to {lora.plain_alpha:g}"
     return " ".join([f"Begins with the LoRA {model.lora.start.path}{scaled}.", *notes])
 
 

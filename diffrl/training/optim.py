@@ -12,28 +12,29 @@ from torch import nn
 from diffrl.errors import NotHereError
 from diffrl.precision.choice import dotted, installed
 
+Schedule = Literal["constant", "cosine", "linear"]
+
 BITSANDBYTES = (0, 50)
 """The first with 8-bit optimizers for CPUs."""
 
 
-def learning_rate_factor(
-    update: int, total: int, schedule: Literal["constant", "cosine"], warmup: int = 0, final: float = 0.1
-) -> float:
+def learning_rate_factor(update: int, total: int, schedule: Schedule, warmup: int = 0, final: float = 0.1) -> float:
     """Return what the base learning rate is multiplied with.
 
     Args:
         update: updates already done, from 0.
         total: updates of the whole run.
-        schedule: cosine falls from 1 to `final` over the updates after the warm-up.
+        schedule: cosine and linear fall from 1 to `final` over the updates after the warm-up.
         warmup: updates of a linear rise from 1 / warmup to 1.
-        final: factor that the cosine ends at.
+        final: factor that they end at.
     """
     if update < warmup:
         return (update + 1) / warmup
     if schedule == "constant":
         return 1.0
     progress = min(1.0, (update - warmup) / max(1, total - warmup))
-    return final + (1.0 - final) * 0.5 * (1.0 + math.cos(math.pi * progress))
+    left = 1.0 - progress if schedule == "linear" else 0.5 * (1.0 + math.cos(math.pi * progress))
+    return final + (1.0 - final) * left
 
 
 def set_learning_rate(optimizer: torch.optim.Optimizer, rate: float) -> None:

@@ -4,7 +4,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any
 
-from measuring.spaces import SPACES, best, read_trials, trials_file
+from measuring.spaces import BUDGET, SPACES, best, read_trials, trials_file
 
 TREE = "rollout.tree={roots: 1, branches: 4, splits: [0, 2], correlation: 4.0}"
 GRPO = "objective={kind: grpo, clip: 1.0e-3} train.warmup_updates=6"
@@ -275,12 +275,12 @@ def regimes(world: str) -> Group:
     return Group(arms, 20_000, 6, questions, evals=1, guidance=(3.0,))
 
 
-def equally_tuned(world: str, regime: str, budget: int, seeds: int) -> Group:
+def equally_tuned(world: str, regime: str, budget: int, seeds: int, searched: int = BUDGET) -> Group:
     """Return each method at the best settings of a search that was as long for all (`scripts/tune_methods.py`).
 
-    Searched with 20,000 evaluations: other budgets take the same settings, and a schedule that ends with them.
+    Searched with so many evaluations: other budgets take the same settings, and a schedule that ends with them.
     """
-    trials = read_trials(trials_file(world, regime))
+    trials = read_trials(trials_file(world, regime, searched))
     arms = {
         method: f"{space.settings(best(method, trials)[0], world, regime)} {UNSEEN}"
         for method, space in SPACES.items()
@@ -346,6 +346,7 @@ GROUPS = {
     "tuned-plain-shapes-6k": equally_tuned("shapes", "plain", 6_000, 6),
     "tuned-plain-shapes-60k": equally_tuned("shapes", "plain", 60_000, 6),
     "tuned-plain-words-6k": equally_tuned("words", "plain", 6_000, 6),
+    "tuned-60k-shapes": equally_tuned("shapes", "plain", 60_000, 6, searched=60_000),
     "updates-shapes": dealt_out("shapes"),
     "pull-shapes-60k": without_a_pull("shapes"),
     **{name: pool(price) for name, price in POOLS.items()},

@@ -3,6 +3,7 @@
 import pytest
 import torch
 
+from diffrl.config.model import LoraSettings, ModelSettings
 from diffrl.errors import ConfigError
 from diffrl.models.loading import load_adapter
 from diffrl.models.lora import add_lora, lora_disabled, lora_layers, lora_metadata
@@ -91,3 +92,15 @@ def test_a_target_that_matches_nothing_is_named(adapter, wrong):
     with pytest.raises(ConfigError, match=rf"model.lora.targets must name linear layers .* Got {wrong}, .*attn.to_q"):
         add_lora(adapter.transformer, RANK, ALPHA, ["to_q", wrong], seed=1)
     assert not any("lora_" in name for name, _ in adapter.transformer.named_parameters())
+
+
+def test_rslora_is_scaled_as_peft_scales_it():
+    from peft import LoraConfig, get_peft_model
+
+    settings = LoraSettings(rank=9, alpha=7.0, use_rslora=True)
+    config = LoraConfig(r=9, lora_alpha=7.0, use_rslora=True, target_modules=["0"])
+    layer = get_peft_model(torch.nn.Sequential(torch.nn.Linear(12, 12)), config).base_model.model[0]
+    assert settings.plain_alpha / settings.rank == pytest.approx(layer.scaling["default"])
+    model = ModelSettings(family="sd3", path="somewhere", lora=settings)
+    assert model.adapters["alpha"] == settings.plain_alpha == 21.0
+    assert LoraSettings(rank=9, alpha=7.0).plain_alpha == 7.0

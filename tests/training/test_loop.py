@@ -13,6 +13,7 @@ from diffrl.models.families.sd3 import SD3Adapter
 from diffrl.models.loading import load_adapter
 from diffrl.rollout.denoise import velocity_of
 from diffrl.statistics import clustered_estimate
+from diffrl.training.optim import learning_rate_factor
 from diffrl.training.update import reference_of
 from tests.tiers import daily
 from tests.training.harness import (
@@ -297,6 +298,16 @@ def test_the_learning_rate_follows_its_schedule(random_sd3, tmp_path):
     assert [r["update/learning_rate"] for r in rows[1:]] == pytest.approx(
         [sum(rates[i : i + 2]) / 2 for i in (0, 2, 4)]
     )
+
+
+@pytest.mark.parametrize("schedule", ["constant", "cosine", "linear"])
+def test_schedules_are_those_of_diffusers_where_they_end_at_nothing(schedule):
+    from diffusers.optimization import get_scheduler
+
+    optimizer = torch.optim.SGD([torch.nn.Parameter(torch.zeros(1))], lr=1.0)
+    theirs = get_scheduler(schedule, optimizer, num_warmup_steps=0, num_training_steps=7).lr_lambdas[0]
+    ours = [learning_rate_factor(done, 7, schedule, final=0.0) for done in range(7)]
+    assert ours == pytest.approx([theirs(done) for done in range(7)])
 
 
 @pytest.mark.long
