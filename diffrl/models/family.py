@@ -57,8 +57,8 @@ class Family:
         lora_loader: the class of `diffusers.loaders` that reads and writes its LoRAs, where the pipeline class is none.
         true_cfg_scale: of classifier-free guidance beside an embedded one (Kontext's `true_cfg_scale`), which asks the
             network about the empty prompt too where it is above 1; None where there is no such thing.
-        negative_prompt: what classifier-free guidance leads away from unless the configuration says it; None where the
-            stock pipeline takes none.
+        negative_prompt: what classifier-free guidance leads away from where the configuration says nothing; None where
+            the adapter encodes no `self.negative_prompt`, so that a configuration must say nothing.
         guidance_argument: what a call of the stock pipeline calls the guidance scale.
         guidance_offset: what a stock call's scale is more than the usual one, by which 1 means no guidance.
         masks_prompts: whether the network masks the padding of prompts, which some attention backends cannot.
@@ -91,7 +91,7 @@ class Family:
     stock_lines: tuple[tuple[str, str], ...] = ()
     lora_loader: str | None = None
     true_cfg_scale: float | None = None
-    negative_prompt: str | None = ""
+    negative_prompt: str | None = None
     guidance_argument: str = "guidance_scale"
     guidance_offset: float = 0.0
     masks_prompts: bool = False
@@ -112,7 +112,7 @@ class Family:
     def without_negative_prompt(self) -> str | None:
         """Return why no negative prompt is read, in words that follow the family's name; None where one is."""
         if self.negative_prompt is None:
-            return "whose stock pipeline takes none"
+            return "whose adapter reads none"
         if self.guidance == "embedded" and (self.true_cfg_scale or 1.0) <= 1:
             return "whose guidance is a number that the network is given, where model.true_cfg_scale is null"
         return None

@@ -101,7 +101,7 @@ def test_rules_between_good_sections_are_checked_beside_a_bad_one(load):
     [
         ("rollout.dynamics.kind=ode", "A deterministic step has no density, so grpo cannot train it."),
         ("model.frames=9", "model.frames must be null for model.family: sd3, which generates images"),
-        ("model={family: flux, path: x, negative_prompt: a}", "must be null for model.family: flux, whose stock"),
+        ("model={family: flux, path: x, negative_prompt: a}", "null for model.family: flux, whose adapter reads none"),
         ("model={family: flux_kontext, path: x, negative_prompt: a}", "where model.true_cfg_scale is null. Got \"a\"."),
         ("model.fps=24", "model.fps must be null for model.family: sd3"),
         ("model={family: sd3, path: x, base_precision: nf4}", "model.base_precision must be null without model.lora"),

@@ -52,7 +52,7 @@ def test_generate_leads_away_from_a_negative_prompt(random_sd3, random_pipelines
     away = {"negative_prompt": "a blue square", "guidance_scale": 3.0}
     assert image("away", **away) == image("again", **away) != image("guided", guidance_scale=3.0)
     assert image("unguided", negative_prompt="a blue square", guidance_scale=1.0) == image("plain", guidance_scale=1.0)
-    with pytest.raises(ConfigError, match="--negative-prompt needs a family that reads one. Got flux, whose stock"):
+    with pytest.raises(ConfigError, match="--negative-prompt needs a family that reads one. Got flux, whose adapter"):
         generate_pictures(
             GenerateRequest(model=str(random_pipelines("flux")), prompt=["a"], negative_prompt="b"),
             tmp_path / "refused",

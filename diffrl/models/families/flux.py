@@ -58,7 +58,6 @@ FAMILY = Family(
     adapter="diffrl.models.families.flux:FluxAdapter",
     pipelines=("FluxPipeline",),
     guidance="embedded",
-    negative_prompt=None,
     lora_targets=JOINT_ATTENTION,
     exclude=(
         "x_embedder",

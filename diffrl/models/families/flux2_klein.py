@@ -37,7 +37,6 @@ FAMILY = Family(
     title="FLUX.2 klein",
     adapter="diffrl.models.families.flux2_klein:Flux2KleinAdapter",
     pipelines=("Flux2KleinPipeline",),
-    negative_prompt=None,
     lora_targets=(*JOINT_ATTENTION, "to_qkv_mlp_proj"),  # the last has queries, keys and values of the single blocks
     exclude=(
         "x_embedder",

@@ -75,6 +75,7 @@ FAMILY = Family(
     title="HunyuanVideo 1.5, text to video",
     adapter="diffrl.models.families.hunyuan_video:HunyuanVideoAdapter",
     pipelines=("HunyuanVideo15Pipeline",),
+    negative_prompt="",
     media="video",
     fps=24.0,
     lora_targets=JOINT_ATTENTION[:-1],  # without to_add_out: the last block's feeds nothing, which DDP refuses

@@ -29,6 +29,7 @@ FAMILY = Family(
     title="SANA",
     adapter="diffrl.models.families.sana:SanaAdapter",
     pipelines=("SanaPipeline",),
+    negative_prompt="",
     exclude=("patch_embed", "time_embed", "caption_projection", "proj_out"),
     sol_rl_exclude=(  # all but the feed-forward and the text's keys and values, there one layer wider than 2,240
         "patch_embed",

@@ -45,6 +45,7 @@ FAMILY = Family(
     title="Stable Diffusion 3 and 3.5",
     adapter="diffrl.models.families.sd3:SD3Adapter",
     pipelines=("StableDiffusion3Pipeline",),
+    negative_prompt="",
     lora_targets=tuple(f"attn.{layer}" for layer in JOINT_ATTENTION),  # without attn2, as published
     exclude=(
         "pos_embed",

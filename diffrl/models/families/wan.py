@@ -57,6 +57,7 @@ FAMILY = Family(
     title="Wan 2.1 and 2.2, text to video",
     adapter="diffrl.models.families.wan:WanAdapter",
     pipelines=("WanPipeline",),
+    negative_prompt="",
     media="video",
     fps=16.0,
     exclude=("patch_embedding", "condition_embedder", "proj_out"),

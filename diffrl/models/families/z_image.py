@@ -38,6 +38,7 @@ FAMILY = Family(
     title="Z-Image",
     adapter="diffrl.models.families.z_image:ZImageAdapter",
     pipelines=("ZImagePipeline",),
+    negative_prompt="",
     exclude=("t_embedder", "cap_embedder", "all_x_embedder", "all_final_layer", "adaLN_modulation"),
     guidance_offset=-1.0,  # it is how often the difference is added to the prompt's own prediction
     masks_prompts=True,
