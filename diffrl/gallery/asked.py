@@ -8,7 +8,6 @@ from dataclasses import dataclass
 from diffrl.gallery.columns import Column, default_reward, lower_rewards, reward_names
 from diffrl.gallery.compare import SHOWN, SORTS, Row
 from diffrl.gallery.query import Query
-from diffrl.gallery.rows import EXPORTED
 
 
 @dataclass(frozen=True)
@@ -97,14 +96,14 @@ def wanted(query: Query, columns: Sequence[Column], sorts: Sequence[str]) -> Wan
     return Wanted(names, reward, note, query.text("prompt"), sort, lower_rewards(columns, names))
 
 
-def paged(query: Query, rows: Sequence[Row], size: int, exported: bool) -> tuple[list[Row], int, int]:
-    """Return the rows of a page, its number and how many pages there are; an exported page has all, up to `EXPORTED`.
+def paged(query: Query, rows: Sequence[Row], size: int, most: int | None = None) -> tuple[list[Row], int, int]:
+    """Return the rows of a page, its number and how many pages there are; with `most` one page has the first of all.
 
     Raises:
         GalleryError: there is no such page.
     """
-    if exported:
-        return list(rows[:EXPORTED]), 1, 1
+    if most is not None:
+        return list(rows[:most]), 1, 1
     pages = max(1, -(-len(rows) // size))
     number = query.whole("page", 1, 1, pages)
     return list(rows[(number - 1) * size : number * size]), number, pages

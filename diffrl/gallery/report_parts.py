@@ -58,7 +58,7 @@ class InlineLinks:
         try:
             return data_uri(Path(self.run.media(file)), size, still)
         except GalleryError:
-            return f"data:image/svg+xml;base64,{base64.b64encode(MISSING.encode()).decode('ascii')}"
+            return as_uri("image/svg+xml", MISSING.encode())
 
     def static(self, name: str) -> str:
         """Return "", since styles stand inside and scripts do not come along."""
@@ -84,8 +84,13 @@ def data_uri(path: Path, size: int, still: bool = False) -> str:
     small = None if whole else shrink(path, size, still=True)
     content = path.read_bytes() if small is None else small
     kind = "image/webp" if small is not None else mimetypes.guess_type(path.name)[0] or "image/webp"
-    address = f"data:{kind};base64,{base64.b64encode(content).decode('ascii')}"
+    address = as_uri(kind, content)
     return f"{address}#crisp" if longest <= CRISP else address
+
+
+def as_uri(kind: str, content: bytes) -> str:
+    """Return a file's bytes as a data: URI of this media type."""
+    return f"data:{kind};base64,{base64.b64encode(content).decode('ascii')}"
 
 
 def figures(track: Track, once: bool = False) -> tuple[list[tuple[Panel, Markup]], str]:

@@ -39,6 +39,8 @@ PAGES: Mapping[str, str] = {
     "home": "diffrl.gallery.pages.home:home",
     "run": "diffrl.gallery.pages.run:run",
     "compare": "diffrl.gallery.pages.compare:compare",
+    "compare.html": "diffrl.gallery.pages.one_file:compare_file",
+    "tree.html": "diffrl.gallery.pages.one_file:tree_file",
     "compare.csv": "diffrl.gallery.pages.compare:compare_csv",
     "runs.csv": "diffrl.gallery.pages.home:runs_csv",
     "evaluations.json": "diffrl.gallery.pages.evaluations:evaluations_json",

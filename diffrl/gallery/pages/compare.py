@@ -122,7 +122,8 @@ def compare(site: Site, query: Query) -> Answer:
     matched, briefs = comparison.joined
     keys = [column.key for column in choice.columns]
     size = per_page(len(keys))
-    shown, number, pages = paged(query, rows, size, site.links.exported)
+    most = site.options.get("rows", EXPORTED) if site.links.exported else None
+    shown, number, pages = paged(query, rows, size, most)
     notes = [*choice.notes, *([asked.note] if asked.note else []), *unmatched(matched, choice.columns)]
     notes += of_folders(choice.columns)
     table = score_table(choice.columns, every, pair.against, asked.falling) if len(keys) > 1 else []
@@ -148,7 +149,7 @@ def compare(site: Site, query: Query) -> Answer:
         else [],
         "like": like,
         "size": size,
-        "held": EXPORTED if site.links.exported else size,
+        "held": most or size,
         "versus": pair,
         "address": lambda **more: site.links.page("compare", columns=keys, reward=asked.reward, **more),
         "views": views(choice.columns, shown, asked.names, asked.lower),
@@ -162,6 +163,9 @@ def compare(site: Site, query: Query) -> Answer:
         "csv": ""
         if site.links.exported
         else site.links.page("compare.csv", columns=keys, **asked.parameters, **pair.parameters, like=like),
+        "file": site.links.page("compare.html", columns=keys, **asked.parameters, **pair.parameters, like=like)
+        if not site.links.exported
+        else "",
         "plain": "#" if site.links.exported else site.links.page("compare", columns=keys),
         "groups": offered,
         "places": min(MOST, len(keys) + 1, max(len(keys), sum(len(states) for _, states in offered))),
