@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import csv
 import itertools
 import math
+from pathlib import Path
 from urllib.parse import urlencode
 
 import pytest
@@ -441,3 +443,25 @@ def test_rows_work_on_after_the_page_was_renewed(page, served, made):
     assert page.locator(".lightbox .prompt").inner_text() == PROMPTS[1]
     page.locator("[data-do=close]").click()
     settles(lambda: page.evaluate(CURRENT), 2)
+
+
+def test_marks_are_kept_and_saved(page, served, made):
+    address = f"{served(made)}/compare"
+    page.goto(address)
+    shown = prompts(page)
+    for key in ("x", "j", "j", "x", "Enter", "j", "x", "Escape"):  # the first, the second, and enlarged the third
+        page.keyboard.press(key)
+    page.get_by_text("3 marked", exact=True).wait_for()
+    page.reload()
+    page.get_by_text("3 marked", exact=True).wait_for()
+    assert page.locator(".item.marked > .prompt").all_inner_texts() == shown[:3]
+    with page.expect_download() as saved:
+        page.locator("[data-marks=save]").click()
+    head, *lines = csv.reader(Path(saved.value.path()).read_text().splitlines())
+    assert head[:2] == ["row", "prompt"] and not any("/" in name for name in head)
+    assert [(line[0], line[1]) for line in lines] == [(str(n + 1), shown[n]) for n in range(3)]
+    values = page.locator(".item.marked .cell:first-child .value").all_inner_texts()
+    reward = next(name for name in head if name.startswith(page.locator("[name=reward]").input_value()))
+    assert [f"{float(line[head.index(reward)]):.3f}" for line in lines] == values
+    page.locator("[data-marks=clear]").click()
+    assert page.locator(".item.marked").count() == 0 and not page.locator("#marks").is_visible()
