@@ -49,6 +49,8 @@ TAKEN_FROM = {
     "num_generations": "roots",
     "group_size": "roots",
     "gradient_clip": "max_grad_norm",
+    "lr_scheduler_type": "schedule",
+    **dict.fromkeys(("clearml", "comet_ml", "mlflow", "report_to", "swanlab"), "others"),
 }
 """What other trainers call a key; docs/glossary.md has more."""
 NOT_HERE = {

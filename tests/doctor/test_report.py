@@ -61,6 +61,8 @@ def test_what_becomes_of_each_kind_of_row():
     assert status == expected
     assert outcomes["broken"].measured == "RuntimeError: CUDA error: an illegal memory access was encountered"
     assert outcomes["right"].facts == {"share": 0.75}
+    *_, last = outcomes["broken"].facts["calls"]
+    assert last.startswith("doctor/test_report.py:") and last.endswith(" broken")  # no folder above, which names people
 
 
 @pytest.mark.long
