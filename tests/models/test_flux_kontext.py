@@ -28,17 +28,19 @@ def load(random_pipelines):
     )
 
 
-@pytest.mark.parametrize(("true_cfg", "size"), [(1.0, (32, 48)), (3.0, (64, 96))])
-def test_editing_equals_the_stock_pipeline_from_the_same_latents(load, true_cfg, size):
+@pytest.mark.parametrize(
+    ("true_cfg", "size", "negative"), [(1.0, (32, 48), None), (3.0, (64, 96), None), (3.0, (32, 48), "blue")]
+)
+def test_editing_equals_the_stock_pipeline_from_the_same_latents(load, true_cfg, size, negative):
     """Of sources of the size that is drawn, and of larger ones that are scaled to it: one stock call each."""
-    adapter = load(height=32, width=48, true_cfg_scale=true_cfg)
+    adapter = load(height=32, width=48, true_cfg_scale=true_cfg, negative_prompt=negative)
     assert isinstance(adapter, EditingAdapter)
     sources = [image(seed, *size) for seed in range(len(PROMPTS))]
     draw = torch.Generator().manual_seed(5)
     latents = adapter.init_latents(lambda shape: torch.randn(3, *shape, generator=draw))
     conditioning = adapter.encode_edits(PROMPTS, [pixels(source) for source in sources])
     options = {"num_inference_steps": STEPS, "max_sequence_length": adapter.max_sequence_length, "guidance_scale": 3.5}
-    options |= {"true_cfg_scale": true_cfg, "negative_prompt": ""} if true_cfg > 1 else {}
+    options |= {"true_cfg_scale": true_cfg, "negative_prompt": negative or ""} if true_cfg > 1 else {}
     stock = []
     with torch.no_grad():
         reached = euler(adapter, latents, conditioning, 3.5, STEPS)
