@@ -504,6 +504,7 @@ def test_a_sample_is_listed_as_soon_as_it_is_written(tmp_path):
         "score . --reward nowhere",
         "generate --model . --prompts nowhere.txt --out images",
         "evaluate --model . --prompts nowhere.txt --reward shapes",
+        f"generate --model . --prompts {'nowhere' * 60} --out images",
         "evaluate --model . --prompts shapes:report --reward nowhere",
     ],
 )

@@ -178,16 +178,16 @@ def plan(
     quiet()
     from diffrl.errors import ConfigError
 
-    if price is not None and not gpu:
-        raise ConfigError(f"--price needs a --gpu, whose hours it is of. Got --price {price:g} alone. Add --gpu h100.")
     if fit is not None:
-        if gpu or utilisation or as_json:
+        if gpu or utilisation or price is not None or as_json:
             raise ConfigError(
-                "--fit must stand without --gpu, --utilisation and --json, which show a plan. Remove them."
+                "--fit must stand without --gpu, --utilisation, --price and --json, which show a plan. Remove them."
             )
         for line in _fit(config, overrides or [], processes, fit):
             typer.echo(line)
         return
+    if price is not None and not gpu:
+        raise ConfigError(f"--price needs a --gpu, whose hours it is of. Got --price {price:g} alone. Add --gpu h100.")
     from diffrl.cost.gpus import find_gpu
     from diffrl.cost.hours import UTILISATION, cost_of, hours_notes, hours_of, hours_rows
     from diffrl.cost.plan import plan_json, plan_text

@@ -39,6 +39,7 @@ def _guided(config: Config) -> bool:
     """Return whether some network call has a second half of the negative prompt."""
     scales = [config.rollout.guidance_scale, config.eval.guidance_scale]
     scales += [config.kl_guidance] if config.objective.needs_reference else []
+    scales += [config.loss_guidance(loss.guidance) for loss in config.objective.planned()]
     return any(config.model.facts.calls_per_step(scale) == 2 for scale in scales)
 
 

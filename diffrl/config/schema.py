@@ -231,11 +231,20 @@ class TreeRecordSettings(Section):
 
 OTHER_TRACKERS = ("aim", "clearml", "comet_ml", "dvclive", "mlflow", "swanlab", "trackio")
 """Those that accelerate knows beside TensorBoard and W&B."""
+SECRET, LOGIN = re.compile("key|token|secret|passw", re.IGNORECASE), re.compile("://[^/]*:[^/]*@")
+"""Names of options that hold secrets, and addresses with a password."""
 
 
 def _known_trackers(others: dict[str, dict[str, Any]]) -> dict[str, dict[str, Any]]:
     if unknown := sorted(others.keys() - set(OTHER_TRACKERS)):
         raise rule(f"must name trackers of accelerate: {', '.join(OTHER_TRACKERS)}. Got {show(unknown)}.")
+    for name, options in others.items():
+        secret = [key for key, value in options.items() if SECRET.search(key) or LOGIN.search(str(value))]
+        if secret:
+            raise rule(
+                f"must hold no secret: a run's configuration is quoted in its model card. Got {name} with "
+                f"{', '.join(secret)}. Set the tracker's own environment variable, or log in to it."
+            )
     return others
 
 

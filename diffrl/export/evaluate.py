@@ -126,7 +126,8 @@ def measure(request: EvaluateRequest, tell: Callable[[str], None] = print) -> It
     setting = _open(request, tell)
     adapter, run = setting.model.adapter, setting.model.run
     prompts, report = setting.prompts[: setting.settings.samples], PromptReport([*setting.notes])
-    count_cut(report, "warn", setting.source, prompts, encoders_of(adapter))
+    for where, texts in {setting.source: prompts, **request.negative_prompts}.items():
+        count_cut(report, "warn", where, texts, encoders_of(adapter))
     for line in report.notes:
         tell(line)
     _require_fit(setting, prompts)

@@ -46,7 +46,8 @@ def generate_pictures(request: GenerateRequest, out: Path) -> list[str]:
     prompts, notes = _prompts(request)
     require_empty(out, "--out")
     drawing, report = open_drawing(request), PromptReport(notes)
-    count_cut(report, "warn", "the prompts", prompts, encoders_of(drawing.model.adapter))
+    for where, texts in {"the prompts": prompts, **request.negative_prompts}.items():
+        count_cut(report, "warn", where, texts, encoders_of(drawing.model.adapter))
     return [*report.notes, *_write(out, request, prompts, drawing)]
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -10,6 +11,7 @@ from typing import TYPE_CHECKING, Annotated
 from reward_models.common.options import in_panel
 
 if TYPE_CHECKING:
+    from diffrl.records import Prompt
     from diffrl.run.checkpoints import Choice
 
 MODEL, SAMPLING, PROMPTS = "Whose weights", "How it is sampled", "Prompts"
@@ -83,7 +85,7 @@ class ModelOptions:
         """
         if (self.run is None) == (self.model is None):
             return  # which is told first
-        if prompts is not None and not prompts.startswith("hub:") and not Path(prompts.partition("@")[0]).exists():
+        if prompts is not None and not prompts.startswith("hub:") and not os.path.exists(prompts.partition("@")[0]):
             from diffrl.data.prompts import read_prompts
 
             read_prompts(prompts)
@@ -91,6 +93,13 @@ class ModelOptions:
             from reward_models.scoring.choices import choose
 
             choose(rewards, options)
+
+    @property
+    def negative_prompts(self) -> dict[str, Sequence[Prompt]]:
+        """Return the negative prompt by its option; nothing without one."""
+        from diffrl.records import Prompt
+
+        return {} if self.negative_prompt is None else {"--negative-prompt": [Prompt(self.negative_prompt)]}
 
     @property
     def choice(self) -> Choice:

@@ -123,8 +123,10 @@ def show(trackers: Sequence[Any], samples: Sequence[StoredSample], iteration: in
             if tracker.name == "tensorboard":
                 tracker.tracker.add_image(name, array, iteration, dataformats="HWC")
                 tracker.tracker.add_text(name, f"{one.prompt}\n\n{scores}", iteration)
-            elif tracker.name in ("swanlab", "clearml"):
+            elif tracker.name == "swanlab":
                 tracker.log_images({name: [array]}, step=iteration)
+            elif tracker.name == "clearml":  # which takes one image a name
+                tracker.log_images({name: array}, step=iteration)
             elif tracker.name == "wandb":
                 import wandb
 

@@ -86,8 +86,7 @@ class Journal:
             names = ", ".join(["wandb"] * (wandb is not None) + list(others)) or "tensorboard"
             raise NotHereError(
                 f"track must name trackers that can be started here ({names}). One ended with {describe(error)}. "
-                f"Log in to it, change its options or leave it out, and go on: diffrl train --resume {self.run_dir} "
-                "--from-start."
+                f"Log in to it, change its options or leave it out, and go on: diffrl train --resume {self.run_dir}."
             ) from error
 
     def rewind(self, iteration: int) -> None:

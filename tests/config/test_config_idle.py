@@ -84,6 +84,7 @@ EXPLORES = {"precision": "nvfp4", "engine": "emulated", "candidates": 16, "keep"
         ({"rollout": {"explore": EXPLORES | {"candidates": 20}}}, None),
         ({"model": NEGATIVE}, "model.negative_prompt; nothing is guided away from it"),
         ({"model": NEGATIVE, "rollout": GUIDED}, None),
+        ({"model": NEGATIVE, "objective": {"kind": "nft", "guidance": 3.0}, "credit": {}}, None),
         ({"model": NEGATIVE, "objective": {"kind": "grpo", "kl": 0.1, "kl_guidance": 2.0}}, None),
     ],
 )

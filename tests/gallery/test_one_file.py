@@ -38,6 +38,15 @@ def test_the_first_rows_of_what_was_asked_for(client_of, tmp_path):
     assert client.get("/compare.html?columns=nobody@eval-4").status_code == 404
 
 
+def test_the_plot_leads_to_rows_of_the_file_alone(client_of, tmp_path, monkeypatch):
+    monkeypatch.setattr("diffrl.gallery.pages.one_file.ROWS", 3)
+    client = client_of(make_run(tmp_path / "runs" / "made"), make_run(tmp_path / "runs" / "other"))
+    file = client.get("/compare.html?columns=made@eval-4&columns=other@eval-0&sort=loss").text
+    here = set(re.findall(r'data-id="(\d+)"', file))
+    led = re.findall(r'<a href="#row-(\d+)"', file) + " ".join(re.findall(r'data-like="([\d ]+)"', file)).split()
+    assert len(here) == 3 and led and set(led) == here
+
+
 @pytest.mark.browser
 @pytest.mark.long
 @pytest.mark.parametrize("name", PAGES)

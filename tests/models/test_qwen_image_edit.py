@@ -112,7 +112,8 @@ def test_padding_changes_nothing_and_a_length_that_cannot_hold_the_image_is_refu
         found.append(adapter.velocity(latents, torch.tensor([0.8, 0.3]), rows, 4.0))
     torch.testing.assert_close(*found, rtol=1e-4, atol=1e-5)
     with pytest.raises(
-        ConfigError, match="max_sequence_length must hold the image and its frame, 17 tokens, .* Got 12"
+        ConfigError,
+        match="max_sequence_length must hold the image and its frame, with the negative prompt 17 tokens, .* Got 12",
     ):
         load(max_sequence_length=12).encode_edits(PROMPTS[:1], [source])
 

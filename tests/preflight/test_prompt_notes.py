@@ -49,6 +49,8 @@ def test_generate_leads_away_from_a_negative_prompt(random_sd3, random_pipelines
         generate_pictures(request, tmp_path / name)
         return next((tmp_path / name).rglob("*.png")).read_bytes()
 
+    request = GenerateRequest(model=str(random_sd3), prompt=["a"], steps=1, negative_prompt="a blue square " * 30)
+    assert any("texts of --negative-prompt are longer" in line for line in generate_pictures(request, tmp_path / "cut"))
     away = {"negative_prompt": "a blue square", "guidance_scale": 3.0}
     assert image("away", **away) == image("again", **away) != image("guided", guidance_scale=3.0)
     assert image("unguided", negative_prompt="a blue square", guidance_scale=1.0) == image("plain", guidance_scale=1.0)

@@ -98,21 +98,21 @@ def test_tensorboard_has_each_step_once_after_a_kill(run_settings, monkeypatch):
     assert [event.step for event in board.Scalars("reward/mean")] == [1, 2, 3, 4]
 
 
-@pytest.fixture
-def swanlab(monkeypatch):
-    """SwanLab's place in accelerate, with a tracker that keeps what it is given."""
+@pytest.fixture(params=["swanlab"])
+def swanlab(request, monkeypatch):
+    """A place in accelerate, SwanLab's where not said otherwise, with a tracker that keeps what it is given."""
     from accelerate import tracking
 
-    seen = {"numbers": [], "images": []}
+    kind, seen = request.param, {"numbers": [], "images": []}
 
     class Kept(tracking.GeneralTracker):
-        name, requires_logging_directory, tracker = "swanlab", False, None
+        name, requires_logging_directory, tracker = kind, False, None
 
         def __init__(self, project, **options):
             super().__init__()
             seen["options"] = {"project": project, **options}
-            if options.get("api_key") == "wrong":
-                raise ValueError("no such key")
+            if options.get("mode") == "wrong":
+                raise ValueError("no such mode")
 
         def start(self):
             pass
@@ -126,10 +126,10 @@ def swanlab(monkeypatch):
         def log_images(self, values, step=None):
             seen["images"].append((step, values))
 
-    monkeypatch.setitem(tracking.LOGGER_TYPE_TO_CLASS, "swanlab", Kept)
+    monkeypatch.setitem(tracking.LOGGER_TYPE_TO_CLASS, kind, Kept)
     monkeypatch.setattr(tracking, "get_available_trackers", lambda: list(tracking.LoggerType))
     spec, find_spec = importlib.util.find_spec("json"), importlib.util.find_spec
-    monkeypatch.setattr(importlib.util, "find_spec", lambda name, *rest: spec if name == "swanlab" else find_spec(name))
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name, *rest: spec if name == kind else find_spec(name))
     return seen
 
 
@@ -148,11 +148,28 @@ def test_other_trackers_of_accelerate_get_numbers_and_images(run_settings, swanl
     assert name == "held_out_images/00" and image.dtype == np.uint8 and image.ndim == 3
 
 
+@pytest.mark.parametrize("swanlab", ["clearml"], indirect=True)
+def test_clearml_gets_an_image_and_no_list(run_settings, swanlab):
+    run_settings["run"] |= {"iterations": 1}
+    run_settings["track"]["others"] = {"clearml": {}}
+    train(make_config(run_settings), quiet())
+    assert swanlab["images"] and all(image.ndim == 3 for _, values in swanlab["images"] for image in values.values())
+
+
+@pytest.mark.parametrize(
+    "options", [{"api_key": "k"}, {"Token": "t"}, {"logging_dir": "https://me:word@mlflow.example"}], ids=str
+)
+def test_a_secret_is_refused_for_the_card_quotes_the_configuration(run_settings, options):
+    run_settings["track"]["others"] = {"mlflow": options}
+    with pytest.raises(ConfigError, match="must hold no secret: .* environment variable"):
+        make_config(run_settings)
+
+
 def test_a_tracker_that_cannot_be_started_is_refused(run_settings, swanlab):
-    run_settings["track"]["others"] = {"swanlab": {"api_key": "wrong"}}
-    with pytest.raises(ConfigError, match=r"can be started here \(swanlab\)\. One ended with .*no such key"):
+    run_settings["track"]["others"] = {"swanlab": {"mode": "wrong"}}
+    with pytest.raises(ConfigError, match=r"can be started here \(swanlab\)\. One ended with .*no such mode"):
         train(make_config(run_settings), quiet())
-    go_on(Path(run_settings["run"]["dir"]) / "run", "track.others={}", "run.iterations=1", from_start=True)
+    go_on(Path(run_settings["run"]["dir"]) / "run", "track.others={}", "run.iterations=1")
     run_settings["run"] |= {"name": "another"}
     run_settings["track"]["others"] = {"mlflow": {}}
     if importlib.util.find_spec("mlflow") is None:

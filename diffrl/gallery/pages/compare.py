@@ -149,7 +149,7 @@ def compare(site: Site, query: Query) -> Answer:
         else [],
         "like": like,
         "size": size,
-        "held": most or size,
+        "here": {row.order for row in shown},
         "versus": pair,
         "address": lambda **more: site.links.page("compare", columns=keys, reward=asked.reward, **more),
         "views": views(choice.columns, shown, asked.names, asked.lower),

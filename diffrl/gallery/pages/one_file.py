@@ -10,6 +10,7 @@ from diffrl.gallery.export import Hidden
 from diffrl.gallery.links import Value
 from diffrl.gallery.pages.compare import compare
 from diffrl.gallery.pages.trees import tree
+from diffrl.gallery.paths import is_video
 from diffrl.gallery.query import Query
 from diffrl.gallery.records import Answer
 from diffrl.gallery.report import STATIC
@@ -40,7 +41,9 @@ class FileLinks:
         return ""
 
     def media(self, source: str, file: str, size: int | None = None, still: bool = False) -> str:
-        """Return a data: URI of an image, or of a sign that it is missing."""
+        """Return a data: URI of an image, or of a sign that it is missing; "" of a video, which does not come along."""
+        if is_video(file):
+            return ""
         wanted = (source, file, size or LARGEST, still)
         if wanted not in self._kept:
             try:

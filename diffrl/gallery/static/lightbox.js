@@ -241,7 +241,7 @@ const lightbox = {
     if (event.target.matches("input") && event.key.startsWith("Arrow")) return; // they move that slider
     if (event.target.matches("button, a, .prompt") && event.key === " ") return; // it presses the button, it scrolls
     event.preventDefault();
-    action();
+    if (!(event.repeat && event.key === "x")) action(); // a mark that is held down is one
   },
 
   start() {

@@ -1,20 +1,21 @@
 // Marks on the rows of a comparison: x marks the current one. This browser keeps them for these columns, and saves a list.
 const marks = {
   kept: {}, // by the row's number: its prompt and, for each reward, its values
+  words: (row) => row.querySelector(".prompt").textContent,
+  // Another gallery at this address may have columns of these names: a mark is of its prompt.
+  has: (row) => marks.kept[row.dataset.id]?.prompt === marks.words(row),
   place: () => `diffrl-marks ${rows.list.dataset.columns}`,
   toggle(row) {
     if (!row?.matches("[data-id]")) return;
     const { id } = row.dataset;
-    if (marks.kept[id]) delete marks.kept[id];
-    else marks.kept[id] = { prompt: row.querySelector(".prompt").textContent, rewards: JSON.parse(row.dataset.rewards) };
+    if (marks.has(row)) delete marks.kept[id];
+    else marks.kept[id] = { prompt: marks.words(row), rewards: JSON.parse(row.dataset.rewards) };
     try { localStorage.setItem(marks.place(), JSON.stringify(marks.kept)); } catch { /* a page from disk may have no storage */ }
     marks.show();
   },
   show() {
     const count = Object.keys(marks.kept).length, line = document.getElementById("marks");
-    // Another gallery at this address may have columns of these names: a mark is of its prompt.
-    const here = (row) => marks.kept[row.dataset.id]?.prompt === row.querySelector(".prompt").textContent;
-    rows.list.querySelectorAll(".item").forEach((row) => row.classList.toggle("marked", here(row)));
+    rows.list.querySelectorAll(".item").forEach((row) => row.classList.toggle("marked", marks.has(row)));
     line.hidden = count === 0;
     line.querySelector("output").textContent = `${count.toLocaleString("en-US")} marked`;
   },
@@ -46,6 +47,6 @@ const marks = {
   },
 };
 lightbox.keys.x = () => marks.toggle(lightbox.row);
-gallery.keys({ x: () => marks.toggle(rows.current()) });
+gallery.keys({ x: () => rows.list && marks.toggle(rows.current()) });
 marks.start();
 document.addEventListener("main-replaced", marks.start);

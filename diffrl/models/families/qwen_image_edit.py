@@ -103,8 +103,8 @@ class QwenImageEditAdapter(PackedEditingAdapter, qwen_image.QwenImageAdapter):
         embeds, _ = self.pipeline.encode_prompt([text], image=[image], device=self.placement.device)
         if text == self.negative_prompt and embeds.shape[1] > self.max_sequence_length:
             raise ConfigError(
-                f"model.max_sequence_length must hold the image and its frame, {embeds.shape[1]} tokens, and the "
-                f"prompt's. Got {self.max_sequence_length}."
+                "model.max_sequence_length must hold the image and its frame, with the negative prompt "
+                f"{embeds.shape[1]} tokens, and the prompt's. Got {self.max_sequence_length}."
             )
         return self.padded(embeds, embeds.new_ones(embeds.shape[:2]))
 
