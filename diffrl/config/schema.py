@@ -257,7 +257,7 @@ class TrackSettings(Section):
         {},
         description=f"Other trackers ({', '.join(OTHER_TRACKERS)}), each with the options of its class in accelerate, "
         "such as {mlflow: {run_name: first}}. They log to the project track.wandb.project, else to diffrl. All get the "
-        "numbers, SwanLab and ClearML the held-out images too.",
+        "numbers, SwanLab and ClearML the held-out images too. Their environment variables take keys and passwords.",
     )
     pictures_per_iteration: int = Field(
         8, ge=0, le=MOST_SAMPLES, description="At most this many training images are kept."
