@@ -1,4 +1,4 @@
-"""docs/python.md and docs/first_hour.ipynb do what they say: their code is run, top-down, on the tiny pipeline."""
+"""docs/python.md and the notebooks do what they say: their code is run, top-down."""
 
 from __future__ import annotations
 
@@ -64,11 +64,27 @@ def test_an_objective_of_the_page_trains_steps(folder, monkeypatch):
     assert run.metrics()[1]["update/grad_norm"] > 0 and run.metrics()[1]["update/on_policy_error"] < 1e-5
 
 
-def test_the_notebook_runs(folder, monkeypatch):
-    notebook = json.loads((ROOT / "docs/first_hour.ipynb").read_text(encoding="utf-8"))
+def cells_of(name):
+    """The code of a notebook, cell by cell; nothing was run in it before."""
+    notebook = json.loads((ROOT / "docs" / name).read_text(encoding="utf-8"))
     assert notebook["nbformat"] == 4 and all(cell["cell_type"] in ("markdown", "code") for cell in notebook["cells"])
     cells = [cell for cell in notebook["cells"] if cell["cell_type"] == "code"]
     assert all(cell["outputs"] == [] and cell["execution_count"] is None for cell in cells)
-    names = run_all(["".join(cell["source"]) for cell in cells], monkeypatch)
+    return ["".join(cell["source"]) for cell in cells]
+
+
+def test_a_recipe_of_real_size_is_read_without_weights(folder, monkeypatch, capsys):
+    names = run_all(cells_of("before_a_gpu.ipynb"), monkeypatch)
+    shown, plan = capsys.readouterr().out, names["plan"]
+    assert names["adapters"] == plan.memory.trained_parameters
+    prompts, rounds = names["config"].prompts.per_iteration, names["config"].run.iterations
+    calls = 2  # of a step: guidance
+    assert plan.network_evaluations["rollout"] == names["shared"] * prompts * rounds * calls
+    assert len(re.findall(r"<- split", shown)) == len(names["tree"].splits)
+    assert "RTX 4090: " in shown and "train.gradient_checkpointing=true" in shown
+
+
+def test_the_notebook_runs(folder, monkeypatch):
+    names = run_all(cells_of("first_hour.ipynb"), monkeypatch)
     assert names["run"].iteration == 3 and names["mine"].iteration == 2
     assert names["mine"].config.objective.kind == "__main__:RewardWeighted"
