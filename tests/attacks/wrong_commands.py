@@ -36,7 +36,7 @@ check good.yaml run.name=a/b | run.name=..
 check good.yaml run.name=""
 check good.yaml run.eval_every=0 | train.learning_rate=0 | train.learning_rate=-1e-4 | train.learning_rate=.nan
 check good.yaml train.learning_rate=.inf | train.learning_rate=fast | train.learning_rate=1e400
-check good.yaml train.optimizer=sgd | train.schedule=linear | train.updates_per_iteration=1000
+check good.yaml train.optimizer=sgd | train.schedule=steps | train.updates_per_iteration=1000
 check good.yaml train.warmup_updates=-1 | train.betas=[0.9] | train.betas=[0.9,1.0] | train.micro_batch=0
 check good.yaml train.sharding=zero3 | model.dtype=float16 | model.lora=16 | 'model.lora={rank: 0, alpha: 1}'
 check good.yaml 'model.lora={rank: 4, alpha: 4, targets: [to_nothing]}'
