@@ -391,7 +391,6 @@ def test_three_columns_are_compared_from_disk_as_on_the_server(page, served, tmp
 
 
 def test_a_page_with_some_of_the_rows_tells_the_counts_of_all(page, tmp_path, monkeypatch):
-    from diffrl.gallery import asked
     from diffrl.gallery.app import STATIC
     from diffrl.gallery.pages import compare
 
@@ -399,8 +398,7 @@ def test_a_page_with_some_of_the_rows_tells_the_counts_of_all(page, tmp_path, mo
     with SampleStore(run) as store:
         for n in range(8):  # the first five get better, those that are not on the page get much worse
             store.write([eval_sample(i, n, 0, f"p {n}", i / 4 if n < 5 else -i) for i in (0, 4)])
-    for module in (asked, compare):
-        monkeypatch.setattr(module, "EXPORTED", 5)
+    monkeypatch.setattr(compare, "EXPORTED", 5)
     site = Site(find_sources([run]), StaticLinks(lambda source, file, size, still: file))
     (tmp_path / "static").symlink_to(STATIC)
     for name, asked_for in (("compare", {"run": ["made"]}), ("alone", {"columns": ["made@eval-4"]})):

@@ -73,7 +73,7 @@ def test_a_cosine_goes_on_as_the_longer_one_has_it(run, finished, straight):
     said = longer(run)
     assert rates(run) == pytest.approx(rates(finished) + rates(straight)[END:])
     assert rates(run)[END] > rates(finished)[-1]
-    assert f"{LONG} iterations are to be trained in place of {END}." in said and "cosine over all 5" in said
+    assert f"{LONG} iterations are to be trained in place of {END}." in said and "cosine schedule over 5" in said
     assert [row["iteration"] for row in rows_of(run)] == list(range(LONG + 1))
     assert said.splitlines().count(f"Resuming {run} from iteration {END} of {LONG}.") == 1
     log = (run / "log.txt").read_text()
