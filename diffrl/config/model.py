@@ -20,6 +20,9 @@ MOST_RANK = 4096
 
 SHA256 = r"^[0-9a-f]{64}$"
 
+LONGEST_NEGATIVE = 10_000
+"""Characters of a negative prompt."""
+
 
 class LoraStartSettings(Section):
     """A LoRA that exists already, to go on training from."""
@@ -65,10 +68,6 @@ class LoraSettings(Section):
     def plain_alpha(self) -> float:
         """What alpha is where adapters are scaled by alpha / rank."""
         return self.alpha * math.sqrt(self.rank) if self.use_rslora else self.alpha
-
-
-MOST_CHARACTERS = 10_000
-"""Of a negative prompt."""
 
 
 class InitSettings(Section):
@@ -181,7 +180,7 @@ class ModelSettings(Section):
     )
     negative_prompt: str | None = Field(
         None,
-        max_length=MOST_CHARACTERS,
+        max_length=LONGEST_NEGATIVE,
         description="What classifier-free guidance leads away from, for all prompts, in rollouts and evaluations; the "
         "reference's guidance too. null = the family's, the empty prompt.",
     )

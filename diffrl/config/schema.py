@@ -239,13 +239,22 @@ def _known_trackers(others: dict[str, dict[str, Any]]) -> dict[str, dict[str, An
     if unknown := sorted(others.keys() - set(OTHER_TRACKERS)):
         raise rule(f"must name trackers of accelerate: {', '.join(OTHER_TRACKERS)}. Got {show(unknown)}.")
     for name, options in others.items():
-        secret = [key for key, value in options.items() if SECRET.search(key) or LOGIN.search(str(value))]
-        if secret:
+        if secret := sorted(_secrets(options)):
             raise rule(
                 f"must hold no secret: a run's configuration is quoted in its model card. Got {name} with "
                 f"{', '.join(secret)}. Set the tracker's own environment variable, or log in to it."
             )
     return others
+
+
+def _secrets(options: Any) -> set[str]:
+    """Return the keys of options, however deep, that name a secret or hold an address with a password."""
+    if isinstance(options, list):
+        return {key for one in options for key in _secrets(one)}
+    if not isinstance(options, dict):
+        return set()
+    named = {str(key) for key, value in options.items() if SECRET.search(str(key)) or LOGIN.search(str(value))}
+    return named.union(*map(_secrets, options.values()))
 
 
 class TrackSettings(Section):

@@ -157,7 +157,14 @@ def test_clearml_gets_an_image_and_no_list(run_settings, swanlab):
 
 
 @pytest.mark.parametrize(
-    "options", [{"api_key": "k"}, {"Token": "t"}, {"logging_dir": "https://me:word@mlflow.example"}], ids=str
+    "options",
+    [
+        {"api_key": "k"},
+        {"Token": "t"},
+        {"logging_dir": "https://me:word@mlflow.example"},
+        {"settings": [{"api_key": "k"}]},
+    ],
+    ids=str,
 )
 def test_a_secret_is_refused_for_the_card_quotes_the_configuration(run_settings, options):
     run_settings["track"]["others"] = {"mlflow": options}

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 from diffrl.gallery.asked import Versus, Wanted, orders, paged, versus, wanted
@@ -130,6 +131,7 @@ def compare(site: Site, query: Query) -> Answer:
     chosen = any(query.text(name) for name in ("of", "against"))
     offered = [] if site.links.exported else groups(site.sources, choice.columns)
     known = [value for row in every if (value := row.value) is not None]
+    rows_at = partial(site.links.page, columns=keys, **asked.parameters, **pair.parameters, like=like)
     values: dict[str, Any] = {
         "run": run,
         "columns": choice.columns,
@@ -156,16 +158,10 @@ def compare(site: Site, query: Query) -> Answer:
         "number": number,
         "pages": pages,
         "before": (number - 1) * size,
-        "turn": lambda n: site.links.page(
-            "compare", columns=keys, **asked.parameters, **pair.parameters, like=like, page=n if n > 1 else None
-        ),
+        "turn": lambda n: rows_at("compare", page=n if n > 1 else None),
         # An exported page goes back by its script and needs no second file.
-        "csv": ""
-        if site.links.exported
-        else site.links.page("compare.csv", columns=keys, **asked.parameters, **pair.parameters, like=like),
-        "file": site.links.page("compare.html", columns=keys, **asked.parameters, **pair.parameters, like=like)
-        if not site.links.exported
-        else "",
+        "csv": "" if site.links.exported else rows_at("compare.csv"),
+        "file": "" if site.links.exported else rows_at("compare.html"),
         "plain": "#" if site.links.exported else site.links.page("compare", columns=keys),
         "groups": offered,
         "places": min(MOST, len(keys) + 1, max(len(keys), sum(len(states) for _, states in offered))),
