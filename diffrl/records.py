@@ -13,10 +13,24 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 if TYPE_CHECKING:  # prompts and plans need no tensors, and importing torch takes longer than making them
     from torch import Tensor
+
+
+class Pair(NamedTuple):
+    """Two images, or clips, of a prompt, of which one was preferred.
+
+    Args:
+        winner: its file, as an absolute path.
+        loser: the other's.
+        weight: of the preference in the loss, above 0.
+    """
+
+    winner: str
+    loser: str
+    weight: float
 
 
 @dataclass(frozen=True)
@@ -28,12 +42,14 @@ class Prompt:
         metadata: what stood beside it.
         source: file of the image that it asks to edit, as an absolute path; None where it asks for a new one.
         captions: texts of which training takes one an epoch (`data.sampler`), `text` the first; empty: `text` alone.
+        pair: images of which one was preferred, for objectives that train on such (`data.pairs`); else None.
     """
 
     text: str
     metadata: Mapping[str, Any] = field(default_factory=dict)
     source: str | None = None
     captions: tuple[str, ...] = ()
+    pair: Pair | None = None
 
     @property
     def key(self) -> tuple[str, str | None]:

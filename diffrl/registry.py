@@ -24,6 +24,7 @@ OBJECTIVES: Mapping[str, str] = {
     "dgpo": "diffrl.objectives.dgpo:DgpoSettings",
     "crd": "diffrl.objectives.crd:CrdSettings",
     "art": "diffrl.objectives.art:ArtSettings",
+    "dpo": "diffrl.objectives.dpo:DpoSettings",
     "tilt": "diffrl.objectives.tilt:TiltSettings",
 }
 OWN_OBJECTIVE = "diffrl.objectives.own:OwnObjectiveSettings"

@@ -309,7 +309,9 @@ def _warmup_ends(run: Any, train: TrainSettings) -> str | None:
     )
 
 
-def _some_reward_counts(run: Any, rewards: Rewards) -> str | None:
+def _some_reward_counts(run: Any, rewards: Rewards, objective: ObjectiveSettings) -> str | None:
+    if objective.trains_pairs:
+        return None
 
     def counts(reward: RewardSettings, iteration: int) -> bool:
         return reward.weight_at(iteration) != 0
@@ -347,7 +349,7 @@ _CHECKS: tuple[tuple[tuple[str, ...], Callable[..., str | None]], ...] = (
     (("rollout", "credit"), _pruning_fits),
     (("model", "objective"), _guidance_is_of_the_loss),
     (("credit", "rewards"), _gdpo_has_several),
-    (("run", "rewards"), _some_reward_counts),
+    (("run", "rewards", "objective"), _some_reward_counts),
     (("rollout",), _coarse_grid_holds_the_noise),
     (("model", "train"), _sharding_fits),
     (("model", "rollout"), _copy_has_a_whole_base),

@@ -9,7 +9,7 @@ from pydantic import AfterValidator, Field
 from diffrl.sections import ListOf, rule, show
 from reward_models.settings import RewardSettings
 
-__all__ = ["RewardSettings", "Rewards"]
+__all__ = ["MayBeNone", "RewardSettings", "Rewards"]
 
 
 def _distinct_rewards(rewards: tuple[RewardSettings, ...]) -> tuple[RewardSettings, ...]:
@@ -24,4 +24,6 @@ def _distinct_rewards(rewards: tuple[RewardSettings, ...]) -> tuple[RewardSettin
     return rewards
 
 
-Rewards = Annotated[ListOf[RewardSettings], Field(min_length=1, max_length=100), AfterValidator(_distinct_rewards)]
+MayBeNone = Annotated[ListOf[RewardSettings], Field(max_length=100), AfterValidator(_distinct_rewards)]
+"""Rewards of a run that may train on none: on given pairs."""
+Rewards = Annotated[MayBeNone, Field(min_length=1)]

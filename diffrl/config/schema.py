@@ -13,8 +13,9 @@ from diffrl.config.explore import SOL_RL
 from diffrl.config.method import GuardSettings, TrainSettings
 from diffrl.config.model import ModelSettings
 from diffrl.config.objective import SETTINGS, OneObjective
-from diffrl.config.rewards import Rewards
-from diffrl.config.rollout import RolloutSettings
+from diffrl.config.rewards import MayBeNone, Rewards
+from diffrl.config.rollout import NoSteps, RolloutSettings
+from diffrl.config.tree import TreeSettings
 from diffrl.data.worlds import FILE_SUFFIXES, SOURCES, SPLITS, WORLDS, column_of, part_of, split_hint
 from diffrl.functional.guidance import Embedded
 from diffrl.sections import (
@@ -285,14 +286,18 @@ class TrackSettings(Section):
     )
 
 
+OF_PAIRS = RolloutSettings(steps=2, stochastic=NoSteps(kind="none"), tree=TreeSettings(roots=2))
+"""Stands for a rollout where none is made: a winner and a loser a prompt."""
+
+
 class Config(Section):
     """A whole run."""
 
     run: RunSettings
     model: ModelSettings
     prompts: PromptSettings
-    rollout: RolloutSettings
-    rewards: Rewards = Field(description="What the policy is trained on; their weighted sum is the reward.")
+    rollout: RolloutSettings = OF_PAIRS
+    rewards: MayBeNone = Field((), description="What the policy is trained on; their weighted sum is the reward.")
     credit: CreditSettings = CreditSettings()
     objective: OneObjective = Field(SETTINGS["grpo"](kind="grpo"), description="The loss.")
     train: TrainSettings
@@ -302,10 +307,31 @@ class Config(Section):
 
     @model_validator(mode="after")
     def _sections_agree(self) -> Self:
-        faults = cross_section_problems({name: getattr(self, name) for name in type(self).model_fields})
+        faults = self._needless() or cross_section_problems(
+            {name: getattr(self, name) for name in type(self).model_fields}
+        )
         if faults:
             raise problems(faults)
         return self
+
+    def _needless(self) -> list[str]:
+        """Return problems with the sections that say how samples are drawn and judged: where images are given, none."""
+        if not self.objective.trains_pairs:
+            rollout = [] if "rollout" in self.model_fields_set else ["rollout is missing. Add it: steps and tree."]
+            rewards = [] if self.rewards else ["rewards must have at least 1 entry. Got []. Add one."]
+            return rollout + rewards
+        nothing = {"rollout": OF_PAIRS, "rewards": (), "credit": CreditSettings()}
+        return [
+            f"{name} must be left out with objective.kind: {self.objective.kind}, which trains on given images: none "
+            "is drawn or scored for training. Got the section. Remove it."
+            for name, section in nothing.items()
+            if getattr(self, name) != section
+        ]
+
+    @property
+    def forward_batch(self) -> int:
+        """Samples in a network call of training without gradient."""
+        return self.train.micro_batch if self.objective.trains_pairs else self.rollout.micro_batch
 
     @property
     def copy_exclude(self) -> tuple[str, ...]:
@@ -323,7 +349,7 @@ class Config(Section):
     @property
     def tree_iterations(self) -> int:
         """How many iterations keep trees to look at: the first, every n-th and the last."""
-        if self.track.trees is None:
+        if self.track.trees is None or self.objective.trains_pairs:
             return 0
         last, every = self.run.iterations - 1, self.track.trees.every or self.run.eval_every
         return len({0, last}) if every is None else 1 + last // every + (last % every > 0)

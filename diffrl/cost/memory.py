@@ -28,6 +28,7 @@ from diffrl.models.architecture import Architecture, describe_pipeline
 from diffrl.models.family import ENCODINGS_KEPT
 from diffrl.precision.facts import BASE_PRECISIONS
 from diffrl.precision.formats import PRECISIONS
+from diffrl.records import Prompt
 
 ADAM_STATE_BYTES = {"adamw": 8, "adamw_8bit": 2}
 LIBRARIES = 2**30
@@ -286,11 +287,16 @@ def _candidates(config: Config, rollout: RolloutSize) -> int:
 
 def _held_out(config: Config) -> int:
     """Return prompts that are held out and looked at."""
-    held_out = config.eval.samples
-    if not config.prompts.held_out.startswith("hub:"):
-        with suppress(ConfigError):  # the run will say so
-            held_out = min(held_out, len(load_prompts(config.prompts.held_out)))
-    return held_out
+    return len(held_out_prompts(config)) or config.eval.samples
+
+
+def held_out_prompts(config: Config) -> list[Prompt]:
+    """Return the prompts that are held out and looked at; empty where they are on the hub, or cannot be read."""
+    if config.prompts.held_out.startswith("hub:"):
+        return []
+    with suppress(ConfigError):  # the run will say so
+        return load_prompts(config.prompts.held_out)[: config.eval.samples]
+    return []
 
 
 def _stages(config: Config, sizes: Activations) -> dict[str, int]:
@@ -306,7 +312,7 @@ def _stages(config: Config, sizes: Activations) -> dict[str, int]:
         update = max(update, sizes.graph.of(t.micro_batch * trained) + reference)
     decoder = sizes.tile if m.vae_tiling else sizes.decode
     return {
-        "rollout": sizes.forward.of(r.micro_batch * guided),
+        "rollout": sizes.forward.of(config.forward_batch * guided),
         "update": update,
         "evaluation": sizes.forward.of(config.eval.batch * eval_guided),
         "decode": (1 if m.vae_slicing else r.decode_batch) * decoder,

@@ -20,7 +20,7 @@ from diffrl.config.phases import Cycle, phases
 from diffrl.config.schema import Config
 from diffrl.cost.activations import activations_of
 from diffrl.cost.host_limits import processes_here
-from diffrl.cost.memory import Memory, estimate_memory
+from diffrl.cost.memory import Memory, estimate_memory, held_out_prompts
 from diffrl.cost.meter import training_cost
 from diffrl.cost.rollout_size import RolloutSize
 from diffrl.errors import ConfigError
@@ -161,7 +161,7 @@ def prompt_cost(config: Config, iteration: int) -> PromptCost:
     nodes = alive[0] + sum(ends.values())
     return PromptCost(
         explore=explore,
-        rollout=sum(alive),
+        rollout=0 if o.trains_pairs else sum(alive),
         values=completions if value == "ode" else 0,
         audit=sum(alive) + 2 * sum(alive[step] for step in asked if o.trains_nodes),
         starts=inner,
@@ -236,7 +236,8 @@ def make_plan(config: Config, world_size: int = 1, cost_of: Callable[[Config, in
     }
     looked_at = min(config.track.trees.prompts if config.track.trees else 0, groups // world_size)
     shown = config.tree_iterations * looked_at * max(one.starts for one in costs) * 2 * guided  # before and after
-    pictures = Cycle([groups * (r.redrawn + one.inner) + candidates for one in costs], stays)
+    drawn = 0 if o.trains_pairs else r.redrawn
+    pictures = Cycle([groups * (drawn + one.inner) + candidates for one in costs], stays)
     audits = partial(audits_before, r.draw)
     again = world_size * r.tree.samples  # images of an audit
     scored = sum(
@@ -266,10 +267,7 @@ def make_plan(config: Config, world_size: int = 1, cost_of: Callable[[Config, in
             "update": groups * (guided * (trained - noised * iterations) + matched * noised * iterations),
             "reference": before * groups * per_iteration["reference"],
             "gate": guided * groups * first.origins,
-            "evaluation": evaluations
-            * config.eval.samples
-            * config.eval.steps
-            * config.model.facts.calls_per_step(config.eval.guidance_scale),
+            "evaluation": evaluations * (_held_out_calls(config) + matched * _pair_velocities(config)),
         },
         decodes=pictures.total(iterations) + again * audits(iterations) + evaluations * config.eval.samples,
         reward_calls=scored + evaluations * config.eval.samples * len(config.eval.rewards),
@@ -282,6 +280,20 @@ def make_plan(config: Config, world_size: int = 1, cost_of: Callable[[Config, in
         | {"audit": world_size * audits(iterations) * first.audit},
         notes=(*notes, *unused_keys(config), *tree_notes(config, shown), *recovery_notes(config)),
     )
+
+
+def _held_out_calls(config: Config) -> int:
+    """Return network evaluations by which the samples of a held-out evaluation are drawn."""
+    e = config.eval
+    return e.samples * e.steps * config.model.facts.calls_per_step(e.guidance_scale)
+
+
+def _pair_velocities(config: Config) -> int:
+    """Return velocities by which an evaluation judges its pairs: of policy and reference, of both images."""
+    if not config.objective.needs_reference or not config.objective.trains_pairs:
+        return 0
+    pairs = sum(prompt.pair is not None for prompt in held_out_prompts(config))
+    return 2 * 2 * config.objective.levels_per_sample * pairs
 
 
 def tree_notes(config: Config, evaluations: int) -> list[str]:

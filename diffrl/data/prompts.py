@@ -6,12 +6,14 @@ import hashlib
 import json
 import os
 from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import replace
 from itertools import chain, islice
 from pathlib import Path
 from typing import Any, NamedTuple
 
 from diffrl.data.hub import dataset_parts, read_dataset
 from diffrl.data.normal import normalised
+from diffrl.data.pairs import NEITHER, PairReader
 from diffrl.data.sources import SOURCE_KEYS, require_source
 from diffrl.data.worlds import FILE_SUFFIXES, SPLITS, WORLDS, Split, column_of, embedded_prompts, part_of, split_of
 from diffrl.errors import ConfigError
@@ -58,7 +60,8 @@ def read_prompts(source: str) -> PromptList:
     Args:
         source: `<world>:<split>` of the embedded worlds (`data.worlds`), such as `shapes:tune`; a file, .txt (one
             prompt a line; "# ..." is one too) or a table (`reward_models.common.tables`) with a column of prompts, with
-            "source" or "image" if they ask to edit an image, and whatever scorers need beside them; or
+            "source" or "image" if they ask to edit an image, two images of each if they are pairs (`data.pairs`), and
+            whatever scorers need beside them; or
             `hub:<dataset>[[:<config>]:<split>]` (the split may be a slice, `train[:50000]`). The column is the
             likeliest by its name (`reward_models.common.columns`), or the one named behind a #: `prompts.csv#title`. A
             cell that is a list of texts gives one prompt, of which each epoch takes one of the texts. A source that
@@ -136,6 +139,7 @@ class _Made:
         first = list(islice(rows, LOOKED_AT))
         self._rows, self._path, self._folder = chain(first, rows), path, folder
         self.column = _column(table, [row.record for row in first], path, column)
+        self._pairs = PairReader(folder)
         self._read, self._left_out = 0, 0
         self._examples: list[str] = []
 
@@ -148,8 +152,11 @@ class _Made:
             if record:
                 _require_short(len(json.dumps([texts, record], default=str)), row.where)
             if texts:
+                pair = self._pairs.take(record, texts[0], row.where)
                 source = _take_source(record, row.where, self._folder, known)
-                yield make_prompt(texts[0], row.where, record, source, texts[1:] and texts)
+                prompt = make_prompt(texts[0], row.where, record, source, texts[1:] and texts)
+                if pair is not NEITHER:
+                    yield replace(prompt, pair=pair)
                 continue
             self._left_out += 1
             if len(self._examples) < 3:
@@ -159,7 +166,8 @@ class _Made:
     def notes(self) -> list[str]:
         """What was left out, and which column was read where it has not the usual name."""
         column = [] if self.column == "prompt" else [f"The prompts of {self._path} are its column {self.column}."]
-        return column + ([f"{self._words()} They are left out."] if self._left_out else [])
+        left_out = [f"{self._words()} They are left out."] if self._left_out else []
+        return [*column, *left_out, *self._pairs.notes]
 
     def require_most(self) -> None:
         """Refuse a table of which too many rows have no prompt.
@@ -231,7 +239,8 @@ def parts(listed: Iterable[Prompt], part: Split, folder: Path = Path(), repeats:
         if prompt.source is not None:
             name = Path(os.path.relpath(prompt.source, folder)).as_posix()
         digest = int.from_bytes(hashlib.sha256(name.encode()).digest()[:8], "big") % HELD_OUT_ONE_OF
-        beside = json.dumps(prompt.metadata, sort_keys=True, default=str) if repeats else ""
+        metadata = prompt.metadata if repeats else {}
+        beside = json.dumps([metadata, prompt.pair], sort_keys=True, default=str)
         if SPLITS[digest + 1 if digest < 2 else 0] == part and (*prompt.key, beside) not in seen:
             seen.add((*prompt.key, beside))
             yield prompt

@@ -246,6 +246,44 @@ def crd_loss(
     }
 
 
+def pair_margin(error: Tensor, reference_error: Tensor, side: Tensor, cell: Tensor, beta: float) -> Tensor:
+    """Return Diffusion-DPO's margin of a pair: above 0 where the policy, more than the reference, prefers its winner.
+
+        m = -beta / 2 * ((d_w - d_ref,w) - (d_l - d_ref,l))
+
+    Diffusion-DPO, arXiv 2311.12908, equation 14, with velocities in the place of noises; beta on the scale of its code,
+    where errors are means over the dimensions of a latent.
+
+    Args:
+        error: (B,) d of the policy.
+        reference_error: (B,) d of the reference policy.
+        side: (B,) 1 of a winner, -1 of a loser.
+        cell: (B,) int64 of each row's pair at one noise level; it has both sides.
+        beta: strength, above 0.
+
+    Returns:
+        (B,) float32, without gradient, equal for both rows of a cell.
+    """
+    gained = side.float() * (error.detach() - reference_error.detach()).float()
+    return -beta * group_mean(gained, cell, torch.ones_like(cell, dtype=torch.bool))
+
+
+def dpo_loss(error: Tensor, side: Tensor, margin: Tensor, weight: Tensor, beta: float) -> Tensor:
+    """Return direct preference optimisation, one value a row; the mean over both rows of a pair has DPO's gradient.
+
+        value -w * log sigmoid(m),   gradient w * beta * sigmoid(-m) * side * grad d
+
+    Args:
+        error: (B,) d of the policy; carries the gradient.
+        side: (B,) 1 of a winner, -1 of a loser.
+        margin: (B,) what `pair_margin` gives at the same weights.
+        weight: (B,) of the preference.
+        beta: as in `pair_margin`.
+    """
+    slope = beta * torch.sigmoid(-margin) * side.float()
+    return weight * (slope * (error - error.detach()) - torch.nn.functional.logsigmoid(margin))
+
+
 def group_mean(values: Tensor, cell: Tensor, counts: Tensor) -> Tensor:
     """Return the mean over each row's group, without gradient.
 

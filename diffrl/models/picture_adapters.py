@@ -70,8 +70,11 @@ class PackedPictureAdapter(PictureAdapter):
 
     def init_latents(self, draw: DrawNoise) -> Tensor:
         """Return unit normal latents, packed: (B, h w / 4, 4 C) float32."""
-        noise = super().init_latents(draw)
-        packed: Tensor = self.pipeline._pack_latents(noise, len(noise), *self.latent_shape)
+        return self.pack(super().init_latents(draw))
+
+    def pack(self, latents: Tensor) -> Tensor:
+        """Return (B, C, h, w), or of one frame (B, C, 1, h, w), to (B, h w / 4, 4 C)."""
+        packed: Tensor = self.pipeline._pack_latents(latents, len(latents), *self.latent_shape)
         return packed
 
     def unpack(self, latents: Tensor) -> Tensor:

@@ -295,6 +295,30 @@ class PipelineAdapter(ABC):
         """Return latents as the decoder takes them: here, as they are."""
         return latents
 
+    def pack(self, latents: Tensor) -> Tensor:
+        """Return latents as the network draws them, the inverse of `unpack`: here, as they are."""
+        return latents
+
+    def encode_media(self, media: Tensor) -> Tensor:
+        """Return the latents at sigma = 0 that `decode` makes given images of, the mode of the encoder's distribution.
+
+        Args:
+            media: (B, 3, H, W) or, of videos, (B, F, 3, H, W), uint8 RGB of the size that is drawn.
+
+        Returns:
+            (B, ...) float32.
+        """
+        vae = self.pipeline.vae
+        pixels = media.float() / 127.5 - 1.0
+        if media.ndim == 5:
+            pixels = pixels.transpose(1, 2)
+        elif any(weight.ndim == 5 for weight in vae.parameters()):  # an encoder of videos takes images as one frame
+            pixels = pixels.unsqueeze(2)
+        with self.on_device("vae") as device:
+            encoded = vae.encode(pixels.to(device, vae.dtype))
+        latents: Tensor = encoded.latent_dist.mode() if "latent_dist" in encoded else encoded.latent
+        return self.pack(scaled(latents.float(), vae.config)).to(self.placement.device)
+
     def vae_output(self, latents: Tensor) -> Tensor:
         """Return what the decoder makes of latents in its own units: in [-1, 1], on the device."""
         vae = self.pipeline.vae
@@ -333,6 +357,15 @@ def unscaled(latents: Tensor, config: Any) -> Tensor:
         mean, std = (latents.new_tensor(config[name]).view(shape) for name in ("latents_mean", "latents_std"))
         return latents * std + mean
     return latents / (config.get("scaling_factor") or 1.0) + (config.get("shift_factor") or 0.0)
+
+
+def scaled(latents: Tensor, config: Any) -> Tensor:
+    """Return latents of an encoder as the network draws them, the inverse of `unscaled`."""
+    if config.get("latents_mean") is not None:
+        shape = (1, -1) + (1,) * (latents.ndim - 2)
+        mean, std = (latents.new_tensor(config[name]).view(shape) for name in ("latents_mean", "latents_std"))
+        return (latents - mean) / std
+    return (latents - (config.get("shift_factor") or 0.0)) * (config.get("scaling_factor") or 1.0)
 
 
 def require_multiple(height: int, width: int, multiple: int) -> None:

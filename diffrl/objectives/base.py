@@ -197,10 +197,12 @@ class ObjectiveSettings(Section):
 
     Attributes:
         steps_key: the key by which stochastic steps train beside something else; None where the kind decides it.
+        trains_pairs: given images of which one was preferred train (`data.pairs`); nothing is drawn, nor scored.
         cancels_on_policy: keys that the gradient does not depend on where the old policy is the trained one.
     """
 
     steps_key: ClassVar[str | None] = None
+    trains_pairs: ClassVar[bool] = False
     cancels_on_policy: ClassVar[frozenset[str]] = frozenset()
 
     if TYPE_CHECKING:

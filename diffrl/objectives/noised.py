@@ -44,6 +44,19 @@ DecayMax = Annotated[
 ]
 
 
+LossGuidance = Annotated[
+    float,
+    Field(
+        ge=1,
+        le=MOST_GUIDANCE,
+        description="Classifier-free guidance of the velocity that trains, and of the old and the reference one beside "
+        "it. 1 = the conditional velocity, as published; above 1 is another loss, and each costs two evaluations. "
+        "Guidance that is the network's own input (FLUX) is always rollout.guidance_scale; where model.true_cfg_scale "
+        "is set, this stands in its place.",
+    ),
+]
+
+
 class SampleSettings(ObjectiveSettings):
     """What the objectives have in common that train on finished samples, noised again."""
 
@@ -51,15 +64,7 @@ class SampleSettings(ObjectiveSettings):
     kl: Kl = 1.0e-4
     levels: Levels = 1
     noise_range: NoiseRange = 1.0
-    guidance: float = Field(
-        1.0,
-        ge=1,
-        le=MOST_GUIDANCE,
-        description="Classifier-free guidance of the velocity that trains, and of the old and the reference one beside "
-        "it. 1 = the conditional velocity, as published; above 1 is another loss, and each costs two evaluations. "
-        "Guidance that is the network's own input (FLUX) is always rollout.guidance_scale; where model.true_cfg_scale "
-        "is set, this stands in its place.",
-    )
+    guidance: LossGuidance = 1.0
     old_decay_rate: DecayRate = 0.001
     old_decay_max: DecayMax = 0.5
 

@@ -47,7 +47,7 @@ def dry_rewards(preview: Preview) -> str:
     report = look_at_prompts(preview, scorers)
     if not preview.resumes:
         report.require()
-    names = f"{_names(config.rewards)}; held out: {_names(config.eval.rewards)}"
+    names = f"{_names(config.rewards) or 'none in training'}; held out: {_names(config.eval.rewards)}"
     here = [*loaded, *loaded_eval]
     if not preview.probes_rewards or is_away(config.prompts.train) or not here:
         return below(f"{names}; not asked", report.notes)

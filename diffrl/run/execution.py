@@ -17,7 +17,7 @@ from diffrl.run.changes import kept_config
 from diffrl.run.checkpoints import first_image
 from diffrl.run.journal import Journal
 from diffrl.run.recovery import go_back
-from diffrl.run.summary import short_name
+from diffrl.run.summary import short_name, shown
 from diffrl.terminal.progress import Progress
 from diffrl.terminal.signals import Interruption, StopSignal
 from diffrl.training.loop import Metrics, Trainer
@@ -133,7 +133,8 @@ class TrainingRun:
         if self.config.run.evaluates_after(done.number):
             row |= self._answer(row)
         self.journal.metrics(row)
-        self.progress.iteration(done.number, metrics["reward/mean"], wall)
+        name, value = shown(metrics)
+        self.progress.iteration(done.number, value, wall, name)
         self.callbacks.iteration(done.number, row)
         if self.config.run.evaluates_after(done.number):
             self.callbacks.evaluation(done.number, self._scores(row))
@@ -193,7 +194,8 @@ class TrainingRun:
         held_out = {f"held_out/{name}": value for name, value in evaluation.means.items()}
         halves = {name: one.half_width for name, one in evaluation.estimates.items() if name in means}
         intervals = {f"held_out_interval/{name}": half for name, half in halves.items() if half is not None}
-        return {**unknown, **held_out, **intervals, **compared}
+        pairs = {f"pairs/{name}": value for name, value in evaluation.pairs.items()}
+        return {**unknown, **held_out, **intervals, **pairs, **compared}
 
     def _scores(self, row: Metrics) -> Metrics:
         """Return the means of an evaluation's rewards, by their names."""

@@ -39,6 +39,12 @@ def short_name(reward: str) -> str:
     return SHORT_NAMES.get(reward, reward)
 
 
+def shown(metrics: Mapping[str, Any]) -> tuple[str, float]:
+    """Return what tells how an iteration went, and its name: the reward, or where images are given what they teach."""
+    names = {"reward/mean": "reward", "update/pair_accuracy": "pairs right", "update/loss": "loss"}
+    return next((name, float(metrics[key])) for key, name in names.items() if key in metrics)
+
+
 def held_out_change(rows: Sequence[Mapping[str, Any]], rewards: Sequence[str]) -> dict[str, float | None]:
     """Return each reward before and in the last evaluation, `<name>_before` and `<name>_after`; None if unknown.
 

@@ -52,6 +52,7 @@ class Progress:
         self._inside, self._seldom = Counts(self._advanced), Seldom()
         self._listening: AbstractContextManager[None] | None = None
         self._rewards: list[float] = []
+        self._name = "reward"
         self._held_out: list[tuple[int, str]] = []
         self._done = self._first = 0
         self._started = time.monotonic()
@@ -102,9 +103,9 @@ class Progress:
             self._line(f"held-out after {iteration} iterations: {text}")
         self._refresh()
 
-    def iteration(self, done: int, reward: float, seconds: float) -> None:
-        """Show an iteration that is done; `seconds` is what it took."""
-        self._done = done
+    def iteration(self, done: int, reward: float, seconds: float, name: str = "reward") -> None:
+        """Show an iteration that is done; `seconds` is what it took, `name` what its reward is called."""
+        self._done, self._name = done, name
         if math.isfinite(reward):  # no sample of the iteration could be scored
             self._rewards.append(reward)
         now = time.monotonic()
@@ -115,7 +116,7 @@ class Progress:
             self._last_line = now
             self._seldom.written()
             curve = sparkline(self._rewards, 30)
-            self._line(f"{done:>5}/{self._total}  reward {reward:.3f}  {self._rate()}  {curve}")
+            self._line(f"{done:>5}/{self._total}  {name} {reward:.3f}  {self._rate()}  {curve}")
         self._refresh()
 
     def _rate(self) -> str:
@@ -138,7 +139,7 @@ class Progress:
         table.add_row("iteration", f"{'━' * filled}{'╌' * (WIDTH - filled)}  {self._done}/{self._total}")
         if self._rewards:
             low, high = min(self._rewards), max(self._rewards)
-            table.add_row("reward", Text(sparkline(self._rewards), style="green"))
+            table.add_row(self._name, Text(sparkline(self._rewards), style="green"))
             table.add_row("", f"now {self._rewards[-1]:.3f}   lowest {low:.3f}   highest {high:.3f}   {self._rate()}")
         if line := self._inside.line():
             table.add_row("now", line)

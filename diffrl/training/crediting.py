@@ -23,6 +23,7 @@ from diffrl.rollout.regenerate import decode
 from diffrl.rollout.tree import paths_to, root_addresses
 from diffrl.training.guards import UpdateGuard, failed_samples
 from diffrl.training.messages import Messages
+from diffrl.training.pairs import pair_credit
 from diffrl.training.sampling import Sampling
 from diffrl.training.session import Session
 
@@ -54,6 +55,8 @@ class Crediting:
 
     def assign(self, samples: Samples, conditioning: Conditioning) -> tuple[Credit, Metrics]:
         """Credit for an iteration's samples, and what is logged of their rewards."""
+        if self.config.objective.trains_pairs:
+            return pair_credit(samples), {}
         c, ranks = self.config.credit, self.session.ranks
         rollout, forest, table = samples.rollout, samples.rollout.forest, samples.table
         groups = torch.tensor(rollout.batch.groups, dtype=torch.int64)[forest.sample_prompt]

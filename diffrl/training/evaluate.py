@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
-from dataclasses import dataclass
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass, field
 
 import torch
 from torch import Tensor
@@ -34,6 +34,7 @@ class Evaluation:
         addresses: this rank's initial noises.
         images: (S, 3, H, W) uint8, this rank's pictures.
         table: their rewards.
+        pairs: how the list's pairs stand; see `training.pairs.judge_pairs`.
     """
 
     means: dict[str, float]
@@ -45,6 +46,7 @@ class Evaluation:
     addresses: Sequence[Address]
     images: Tensor
     table: RewardTable
+    pairs: Mapping[str, float] = field(default_factory=dict)
 
 
 def shared_out(samples: int, prompts: int, rank: int, world: int, scopes: Collection[str]) -> list[int]:

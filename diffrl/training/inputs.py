@@ -53,13 +53,17 @@ def versions() -> dict[str, str]:
 
 
 def digest_prompts(prompts: Sequence[Prompt]) -> str:
-    """Digest prompts in their order, with their metadata and the contents of the images that they edit.
+    """Digest prompts in their order, with their metadata and the contents of the images that they edit, or compare.
 
     Raises:
         ConfigError: such an image cannot be read.
     """
-    marks = {path: _marked(Path(path)) for path in {p.source for p in prompts if p.source is not None}}
-    listed = [[p.text, p.metadata, None if p.source is None else marks[p.source]] for p in prompts]
+    images = [[p.source] if p.pair is None else [p.source, p.pair.winner, p.pair.loser] for p in prompts]
+    marks = {path: _marked(Path(path)) for path in {path for paths in images for path in paths if path is not None}}
+    listed = [
+        [p.text, p.metadata, *(marks.get(path) if path else None for path in paths), *([p.pair.weight] if p.pair else [])]
+        for p, paths in zip(prompts, images, strict=True)
+    ]
     return f"{len(prompts):,} prompts, {_digest(listed)}"
 
 

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import nullcontext
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from functools import cached_property
 from typing import Any
 
@@ -28,6 +28,7 @@ from diffrl.training.evaluate import Evaluation, evaluate
 from diffrl.training.guards import Learning, UpdateGuard
 from diffrl.training.messages import Messages
 from diffrl.training.observing import MeteredUpdates
+from diffrl.training.pairs import judge_pairs
 from diffrl.training.reward_hacking import MonitorState, RewardHackingMonitor
 from diffrl.training.sampling import Sampling
 from diffrl.training.session import Session
@@ -94,8 +95,9 @@ class Trainer:
             metrics: Metrics = self.sampling.audit(samples, conditioning)
         metrics |= self.sampling.fidelity(samples)
         credit, rewards = self.crediting.assign(samples, conditioning)
-        with self.clock("reward"):
-            metrics |= rewards | self.hacking.measure(samples, rewards)
+        if not self.config.objective.trains_pairs:  # whose images are given, and tell nothing of the policy
+            with self.clock("reward"):
+                metrics |= rewards | self.hacking.measure(samples, rewards)
         grad_mask = self.crediting.grad_mask(samples, credit)
         predict = self.updater.velocities(conditioning)
         with self.sampling.drawing.in_place():  # the densities are those of what drew
@@ -179,11 +181,12 @@ class Trainer:
                 decode_batch=c.rollout.decode_batch,
                 stream=noise_stream(c.prompts.held_out),
             )
+            pairs = judge_pairs(s, s.eval_prompts, self.eval_conditioning, c.forward_batch)
         s.meter.decodes += len(evaluation.images)
         s.meter.reward_calls += len(evaluation.images) * len(s.eval_scorers)
         if evaluation.failed:
             self.messages.report(f"{evaluation.failed} of {c.eval.samples} held-out samples could not be scored.")
-        return evaluation
+        return replace(evaluation, pairs=pairs)
 
     def compare(self, evaluation: Evaluation) -> Metrics:
         """Return an evaluation against the best so far, as the reward-hacking monitor sees it."""

@@ -31,6 +31,7 @@ from diffrl.rollout.tree import plan_forest, prompt_chunks, root_addresses, subs
 from diffrl.training.drawing import Drawing, FidelityWatch, mean_cosine, taught
 from diffrl.training.guards import UpdateGuard
 from diffrl.training.messages import Messages
+from diffrl.training.pairs import given_samples
 from diffrl.training.session import Session
 from diffrl.trees.tracing import Tracer
 
@@ -68,13 +69,16 @@ class Sampling:
         return full_sampler(self.config.rollout, self.session.sigmas, self.session.transition)
 
     def draw(self, batch: PromptBatch, conditioning: Conditioning, tracer: Tracer | None = None) -> Samples:
-        """Generate this iteration's samples and score them.
+        """Generate this iteration's samples and score them, or take those that are given.
 
         Args:
             batch: the prompts.
             conditioning: of them.
             tracer: is shown how the first of them are drawn.
         """
+        if self.config.objective.trains_pairs:
+            with self.clock("rollout"):
+                return self.session.ranks.raise_on_all_ranks(lambda: given_samples(self.session, batch))
         tree, settings = self.config.rollout.tree, self.config.rollout.explore
         branching = self.config.rollout.branching_at(batch.iteration)
         if settings is None:

@@ -124,7 +124,7 @@ class Updater:
         with self.clock(phase), self.old_policy():
             return [
                 loss.objective.examples(
-                    rollout, credit, grad_mask, self.observer.heard("old", velocity), self.config.rollout.micro_batch
+                    rollout, credit, grad_mask, self.observer.heard("old", velocity), self.config.forward_batch
                 )
                 for loss, velocity in zip(losses, predict, strict=True)
             ]
@@ -214,7 +214,7 @@ class Updater:
         for loss, part, index, velocity in zip(self.session.losses, examples, share, predict, strict=True):
             if self.config.retakes_densities:
                 part = loss.objective.on_policy(part, first)
-            policy, micro_batch = self.observer.heard("group", velocity), self.config.rollout.micro_batch
+            policy, micro_batch = self.observer.heard("group", velocity), self.config.forward_batch
             prepared.append(loss.objective.precompute_group_terms(part, index, policy, reference, micro_batch))
         return prepared
 

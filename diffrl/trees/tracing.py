@@ -91,7 +91,7 @@ class Tracer:
 def keeps_trees(config: Config, iteration: int) -> bool:
     """Return whether trees of a training iteration, from 0, are kept: of the first, of every n-th and of the last."""
     trees, run = config.track.trees, config.run
-    if trees is None:
+    if trees is None or config.objective.trains_pairs:
         return False
     every = run.eval_every if trees.every is None else trees.every
     return iteration in (0, run.iterations - 1) or (every is not None and iteration % every == 0)

@@ -90,16 +90,22 @@ class Flux2KleinAdapter(PackedPictureAdapter):
     def unpack(self, latents: Tensor) -> Tensor:
         """Turn (B, h w / 4, 4 C) into (B, C, h, w) in the decoder's units: normalisation undone by channel."""
         _, rows, columns = self.latent_shape
-        vae = self.pipeline.vae
         patches = latents.transpose(1, 2).unflatten(2, (rows // 2, columns // 2))
-        mean, variance = (
-            statistic.to(latents.device, latents.dtype).view(1, -1, 1, 1)
-            for statistic in (vae.bn.running_mean, vae.bn.running_var)
-        )
-        unpacked: Tensor = self.pipeline._unpatchify_latents(
-            patches * (variance + vae.config.batch_norm_eps).sqrt() + mean
-        )
+        mean, deviation = self._normalisation(latents)
+        unpacked: Tensor = self.pipeline._unpatchify_latents(patches * deviation + mean)
         return unpacked
+
+    def pack(self, latents: Tensor) -> Tensor:
+        """Turn (B, C, h, w) in the decoder's units into (B, h w / 4, 4 C), normalised by channel."""
+        mean, deviation = self._normalisation(latents)
+        packed: Tensor = self.pipeline._pack_latents((self.pipeline._patchify_latents(latents) - mean) / deviation)
+        return packed
+
+    def _normalisation(self, like: Tensor) -> tuple[Tensor, Tensor]:
+        """Return the mean and the deviation of each channel of 2 x 2 patches, (1, 4 C, 1, 1)."""
+        norm, eps = self.pipeline.vae.bn, self.pipeline.vae.config.batch_norm_eps
+        mean, variance = (one.to(like.device, like.dtype).view(1, -1, 1, 1) for one in (norm.running_mean, norm.running_var))
+        return mean, (variance + eps).sqrt()
 
     def sigmas(self, steps: int) -> Tensor:
         """Return evenly spaced levels, shifted by the numbers of picture tokens and of steps."""
