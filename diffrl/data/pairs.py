@@ -13,13 +13,13 @@ from __future__ import annotations
 import math
 import os
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 from diffrl.errors import ConfigError
-from diffrl.records import Pair
+from diffrl.records import Pair, Prompt
 from reward_models.common.errors import RewardError
 from reward_models.common.image_files import header_of, opened
 from reward_models.common.messages import quote, show
@@ -78,7 +78,7 @@ class PairReader:
         if names == PICKAPIC and label == 0.0:
             winner, loser = loser, winner
         self._count(record, label)
-        for name in (*sum(SIDES, ()), *LABELS, "weight", *(("caption",) if names == PICKAPIC else ())):
+        for name in (*sum(SIDES, ()), *LABELS, "weight", *(("caption",) if PICKAPIC[0] in record else ())):
             record.pop(name, None)
         if label == 0.5 or winner == loser:
             self.ties += label == 0.5
@@ -127,6 +127,24 @@ class PairReader:
             _require_file(path, f"{where} ({name}: {quote(value)})")
             self._known.add(path)
         return path
+
+
+def require_pairs(prompts: Sequence[Prompt], where: str) -> None:
+    """Refuse a list of prompts of which one comes without its pair.
+
+    Args:
+        prompts: all of a list.
+        where: its place in the configuration, for the message.
+
+    Raises:
+        ConfigError: names the first.
+    """
+    lacking = next((prompt for prompt in prompts if prompt.pair is None), None)
+    if lacking is not None:
+        raise ConfigError(
+            f"{where} must name two images with every prompt, for objective.kind: dpo. {lacking.text!r} has none. Use a "
+            'file of votes: {"prompt": ..., "winner": "a.png", "loser": "b.png"}, as `diffrl vote` writes it.'
+        )
 
 
 def _is_media(value: Any) -> bool:

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 
 from diffrl.bundled import pipeline_folder
 from diffrl.config import Config
+from diffrl.data.pairs import require_pairs
 from diffrl.data.prompts import read_prompts
 from diffrl.data.sources import read_sources, require_sources
 from diffrl.errors import ConfigError
@@ -101,10 +102,12 @@ def plan_notes(preview: Preview) -> list[str]:
 
 
 def _require_sources(config: Config, prompts: Sequence[Prompt], key: str) -> None:
-    """Refuse prompts that do not fit the family, and images of another shape where the configuration has one."""
+    """Refuse prompts that fit neither family nor objective, and images of another shape where that is configured."""
     m = config.model
     size = None if m.height is None or m.width is None else (m.height, m.width)
     require_sources(prompts, key, m.family, m.facts.edits, size)
+    if key == TRAIN and config.objective.trains_pairs:
+        require_pairs(prompts, key)
 
 
 def _images(prompts: Sequence[Prompt], key: str) -> str:
