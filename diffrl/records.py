@@ -32,6 +32,11 @@ class Pair(NamedTuple):
     loser: str
     weight: float
 
+    @property
+    def files(self) -> tuple[str, str]:
+        """The winner's and the loser's."""
+        return self.winner, self.loser
+
 
 @dataclass(frozen=True)
 class Prompt:

@@ -100,6 +100,8 @@ def _sections(settings: Mapping[str, Any]) -> Iterator[str]:
     """Yield the configuration, a line for each section or for each of its keys."""
     comments = tables()["comments"]
     for name, keys in tables()["order"].items():
+        if name not in settings:
+            continue
         section = settings[name]
         if isinstance(section, list):
             yield from _entry(name, section)
@@ -137,7 +139,12 @@ def table() -> str:
         media = ", ".join(recipe.layers["media"])
         prompts = recipe.settings["prompts"]["train"].removesuffix("@train")
         called = tables()["datasets"].get(prompts, f"`{prompts}`")
-        row = media, called, _named(recipe.settings["rewards"]), _named(recipe.settings["eval"]["rewards"])
+        row = (
+            media,
+            called,
+            _named(recipe.settings.get("rewards", ())) or "the votes",
+            _named(recipe.settings["eval"]["rewards"]),
+        )
         rows.setdefault(row, {}).setdefault(recipe.preset, []).append(recipe.family)
         everywhere[media, recipe.preset] += 1
     lines = ["| media | recipes | prompts | trained on | held out |", "|---|---|---|---|---|"]

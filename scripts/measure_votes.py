@@ -1,10 +1,10 @@
 """Train on scripted votes, and measure how often the voter then prefers the model to what it was.
 
-    python scripts/measure_votes.py --world shapes --voter colourfulness [--loss sigmoid] [--seeds 3] [--out votes] [KEY=VALUE ...]
+    python scripts/measure_votes.py --world shapes --voter colourfulness [--loss sigmoid] [--seeds 3] [KEY=VALUE ...]
 
 The voter is shown two of the base's images of a training prompt at a time, prefers the one that its reward ranks
 higher, and errs in one vote of ten. Wins are counted on the split `report`, of the same noise; an equal score is half
-of one. Settings were chosen on `tune`. Rows are appended to docs/measured/votes.jsonl; a row that is there is not measured again.
+of one. Settings were chosen on `tune`. Rows are appended to docs/measured/votes.jsonl, and none is measured twice.
 """
 
 import argparse
@@ -75,7 +75,8 @@ def measure(arguments: argparse.Namespace, seed: int) -> dict:
     prompts = load_prompts(f"{a.world}:{a.split}")[: a.prompts]
     texts = [prompt.text for prompt in prompts]
     before, after = (
-        scores(diffrl.generate(source, texts, seed=7, steps=STEPS), prompts, a.voter) for source in (BASES[a.world], run)
+        scores(diffrl.generate(source, texts, seed=7, steps=STEPS), prompts, a.voter)
+        for source in (BASES[a.world], run)
     )
     wins = [0.5 + 0.5 * ((new > old) - (new < old)) for old, new in zip(before, after, strict=True)]
     last = run.metrics()[-1]
@@ -126,8 +127,8 @@ def main() -> None:
                 file.write(json.dumps(row) + "\n")
     rows = [r for r in read_trials(arguments.record) if {k: r[k] for k in settings(arguments)} == settings(arguments)]
     wins = mean_estimate([row["wins"] for row in rows])
-    columns = ("seed", "wins", "before", "after", "pair_accuracy")
-    print(markdown_table(columns, [[f"{row[c]:.3f}" if c != "seed" else str(row[c]) for c in columns] for row in rows]))
+    columns = ("seed", "wins", "before", "after")
+    print(markdown_table([{c: str(row[c]) if c == "seed" else f"{row[c]:.3f}" for c in columns} for row in rows]))
     print(f"wins {wins.mean:.3f}" + (f" ({wins.low:.3f} to {wins.high:.3f})" if wins.low is not None else ""))
 
 

@@ -3,7 +3,7 @@
 A recipe is layers over each other, of which a later one wins: `every`, its media, its model, its method, the method for
 its media, exceptions. A layer has
 
-- settings, by sections, and `without`: settings of earlier layers that it drops;
+- settings, by sections, and `without`: settings of earlier layers that it drops, or whole sections;
 - `choice`: prompts and rewards by name, which lie below all layers;
 - words of the file's header (`title`, `name`, `about`, `hardware`, `header`), of which null drops one;
 - overrides that the header offers (`others`, and `last` behind them);
@@ -121,6 +121,7 @@ def make_recipe(family: str, preset: str) -> Recipe:
             if isinstance(section, Mapping)
             else section
             for name, section in total["settings"].items()
+            if name not in without
         }
     facts = {**total["facts"], "family": family, "run": f"{family}-{preset.replace('_', '-')}"}
     settings = _filled(total["settings"], facts)
@@ -151,7 +152,7 @@ def _overrides(override: Mapping[str, Any], settings: Mapping[str, Any]) -> dict
     """Return what an override sets, by dotted keys: nothing if it has the recipe's rewards, no prompts that it has."""
     chosen = {**tables()["choices"].get(override.get("choice"), {}), **override}
     chosen.pop("choice", None)
-    if "rewards" in chosen and chosen["rewards"] == settings["rewards"]:
+    if "rewards" in chosen and chosen["rewards"] == settings.get("rewards"):
         return {}
     return {
         k: v

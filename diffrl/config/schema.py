@@ -334,6 +334,11 @@ class Config(Section):
         return self.train.micro_batch if self.objective.trains_pairs else self.rollout.micro_batch
 
     @property
+    def decode_batch(self) -> int:
+        """Samples in a call of the decoder."""
+        return self.eval.batch if self.objective.trains_pairs else self.rollout.decode_batch
+
+    @property
     def copy_exclude(self) -> tuple[str, ...]:
         """Patterns of the layers that low precision leaves as they are: the configured ones, else the family's own."""
         e, facts = self.rollout.policy_copy, self.model.facts
@@ -370,12 +375,12 @@ class Config(Section):
         """Return guidance of the velocities that a loss is given.
 
         Guidance that is an input of the network, as FLUX has it, is that of the rollout whatever the loss is; what the
-        loss asks for is then the classifier-free guidance beside it.
+        loss asks for is then the classifier-free guidance beside it. Where images are given, held-out ones have it.
 
         Args:
             guidance: that the loss asks for; None = that of the rollout.
         """
-        scale = self.rollout.guidance_scale
+        scale = self.eval.guidance_scale if self.objective.trains_pairs else self.rollout.guidance_scale
         if guidance is None:
             return scale
         return Embedded(scale, guidance) if self.model.facts.guidance == "embedded" else guidance

@@ -50,15 +50,11 @@ def steps_down(config: Config) -> Iterator[tuple[str, Overrides]]:
             "model.vae_slicing": True,
         },
     )
-    yield (
-        "smaller batches, more of them",
-        {
-            "train.micro_batch": min(t.micro_batch, 2),
-            "rollout.micro_batch": min(r.micro_batch, 4),
-            "rollout.decode_batch": min(r.decode_batch, 2),
-            "eval.batch": min(config.eval.batch, 4),
-        },
-    )
+    drawn = {"rollout.micro_batch": min(r.micro_batch, 4), "rollout.decode_batch": min(r.decode_batch, 2)}
+    drawn = {} if config.objective.trains_pairs else drawn
+    held_out = {"eval.batch": min(config.eval.batch, 4)}
+    batches = {"train.micro_batch": min(t.micro_batch, 2), **drawn, **held_out}
+    yield "smaller batches, more of them", batches
     yield "the optimiser's state in 8 bits (bitsandbytes)", {"train.optimizer": "adamw_8bit"}
     lists = {"rewards": config.rewards, "eval.rewards": config.eval.rewards}
     heavy = [
@@ -70,7 +66,6 @@ def steps_down(config: Config) -> Iterator[tuple[str, Overrides]]:
     if copy is not None and PRECISIONS[copy.precision].low:
         without: Overrides = {"rollout.draw": None} if r.draw else {"rollout.explore.precision": "training"}
         yield "no low-precision copy: the policy samples everything itself", without
-    batches = ("train.micro_batch", "rollout.micro_batch", "rollout.decode_batch", "eval.batch")
     yield "one sample a batch", dict.fromkeys(batches, 1)
     if m.lora is not None and m.base_precision is None:
         yield "the frozen base in int8", {"model.base_precision": "int8"}

@@ -315,7 +315,7 @@ def _stages(config: Config, sizes: Activations) -> dict[str, int]:
         "rollout": sizes.forward.of(config.forward_batch * guided),
         "update": update,
         "evaluation": sizes.forward.of(config.eval.batch * eval_guided),
-        "decode": (1 if m.vae_slicing else r.decode_batch) * decoder,
+        "decode": (1 if m.vae_slicing else config.decode_batch) * decoder,
     }
 
 

@@ -142,8 +142,8 @@ def require_pairs(prompts: Sequence[Prompt], where: str) -> None:
     lacking = next((prompt for prompt in prompts if prompt.pair is None), None)
     if lacking is not None:
         raise ConfigError(
-            f"{where} must name two images with every prompt, for objective.kind: dpo. {lacking.text!r} has none. Use a "
-            'file of votes: {"prompt": ..., "winner": "a.png", "loser": "b.png"}, as `diffrl vote` writes it.'
+            f"{where} must name two images with every prompt, for objective.kind: dpo. {lacking.text!r} has none. Use "
+            'votes, such as `diffrl vote` writes: {"prompt": ..., "winner": "a.png", "loser": "b.png"}.'
         )
 
 
@@ -165,8 +165,8 @@ def _require_file(path: str, where: str) -> None:
     """Refuse what is no image; of a clip it is looked at alone whether it is there."""
     if not os.path.isfile(path):
         raise ConfigError(
-            f"An image of a pair must be a file, its path relative to the list's. {where} leads to {quote(path)}, which "
-            "does not exist. Correct the path."
+            f"An image of a pair must be a file, its path relative to the list's. {where} leads to {quote(path)}, "
+            "which does not exist. Correct the path."
         )
     if path.lower().endswith(VIDEO_SUFFIXES):
         return

@@ -214,7 +214,7 @@ def _open(request: EvaluateRequest, tell: Callable[[str], None]) -> _Setting:
         assert model.run is not None
         config = model.run.config
         source, settings = request.prompts or config.prompts.held_out, config.eval
-        fps, decode_batch = config.model.frame_rate, config.rollout.decode_batch
+        fps, decode_batch = config.model.frame_rate, config.decode_batch
         listed = read_prompts(source)
     scorers = make_scorers(rewards or settings.rewards, "--reward" if rewards else "eval.rewards", device, fps)
     return _Setting(

@@ -45,6 +45,8 @@ class PipelineAdapter(ABC):
     family: ClassVar[Family]
     latent_shape: tuple[int, ...]
     """Of one sample's noise."""
+    height: int
+    width: int
     text_width: ClassVar[str] = "joint_attention_dim"
     """What the transformer's config calls the width of a prompt's embeddings."""
 

@@ -9,11 +9,11 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, ClassVar, Literal
+from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
 from pydantic import Field
 
-from diffrl.objectives.base import LossSettings, ObjectiveSettings, RunContext
+from diffrl.objectives.base import LossSettings, Objective, ObjectiveSettings, RunContext
 from diffrl.objectives.examples import States, predict_active
 from diffrl.objectives.noised import Levels, LossGuidance, NoiseRange, SampleLoss, Units
 
@@ -46,8 +46,9 @@ class DpoSettings(ObjectiveSettings):
 
     def losses(self, context: RunContext) -> list[LossSettings]:
         """Return one, of finished samples."""
-        shape = {"seed": context.seed, "levels": self.levels, "noise_range": self.noise_range}
-        loss = SFT(**shape) if self.loss == "sft" else DPO(**shape, beta=self.beta)
+        loss: Objective[Any] = SFT(context.seed, levels=self.levels, noise_range=self.noise_range)
+        if self.loss == "sigmoid":
+            loss = DPO(context.seed, levels=self.levels, noise_range=self.noise_range, beta=self.beta)
         return [LossSettings(loss, guidance=self.guidance)]
 
 

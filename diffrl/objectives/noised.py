@@ -51,8 +51,8 @@ LossGuidance = Annotated[
         le=MOST_GUIDANCE,
         description="Classifier-free guidance of the velocity that trains, and of the old and the reference one beside "
         "it. 1 = the conditional velocity, as published; above 1 is another loss, and each costs two evaluations. "
-        "Guidance that is the network's own input (FLUX) is always rollout.guidance_scale; where model.true_cfg_scale "
-        "is set, this stands in its place.",
+        "Guidance that is the network's own input (FLUX) is always rollout.guidance_scale, of dpo eval.guidance_scale; "
+        "where model.true_cfg_scale is set, this stands in its place.",
     ),
 ]
 

@@ -58,12 +58,12 @@ def digest_prompts(prompts: Sequence[Prompt]) -> str:
     Raises:
         ConfigError: such an image cannot be read.
     """
-    images = [[p.source] if p.pair is None else [p.source, p.pair.winner, p.pair.loser] for p in prompts]
-    marks = {path: _marked(Path(path)) for path in {path for paths in images for path in paths if path is not None}}
-    listed = [
-        [p.text, p.metadata, *(marks.get(path) if path else None for path in paths), *([p.pair.weight] if p.pair else [])]
-        for p, paths in zip(prompts, images, strict=True)
-    ]
+    named = {path for p in prompts for path in (p.source, *(p.pair.files if p.pair else ())) if path is not None}
+    marks = {path: _marked(Path(path)) for path in named}
+    listed = []
+    for p in prompts:
+        pair = [] if p.pair is None else [*(marks[path] for path in p.pair.files), p.pair.weight]
+        listed.append([p.text, p.metadata, None if p.source is None else marks[p.source], *pair])
     return f"{len(prompts):,} prompts, {_digest(listed)}"
 
 

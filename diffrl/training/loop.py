@@ -178,7 +178,7 @@ class Trainer:
                 prompts=s.eval_prompts,
                 scorers=s.eval_scorers,
                 settings=c.eval,
-                decode_batch=c.rollout.decode_batch,
+                decode_batch=c.decode_batch,
                 stream=noise_stream(c.prompts.held_out),
             )
             pairs = judge_pairs(s, s.eval_prompts, self.eval_conditioning, c.forward_batch)

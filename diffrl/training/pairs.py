@@ -20,7 +20,7 @@ from diffrl.training.session import Session
 from diffrl.training.update import reference_of
 from reward_models.common.errors import RewardError
 from reward_models.common.messages import quote
-from reward_models.media import open_media, to_pil
+from reward_models.media import from_pil, open_media, to_pil
 
 STREAM = 2**31 - 1
 """Iteration that stands for held-out pairs in the address of their noise: training has none of that number."""
@@ -36,8 +36,7 @@ def given_samples(session: Session, batch: PromptBatch) -> Samples:
     assert isinstance(adapter, PipelineAdapter)
     forest = plan_forest(len(batch.prompts), 2, {})
     pairs = [prompt.pair for prompt in batch.prompts]
-    paths = [path for pair in pairs if pair is not None for path in (pair.winner, pair.loser)]
-    images = [read_media(path, adapter) for path in paths]
+    images = [read_media(path, adapter) for pair in pairs if pair is not None for path in pair.files]
     with keep_on_device(adapter, "vae"):  # one at a time, so that no image depends on those beside it
         latents = torch.cat([adapter.encode_media(image.unsqueeze(0)) for image in images])
     won = torch.tensor([1.0, 0.0]).repeat(len(batch.prompts))
@@ -101,8 +100,6 @@ def read_media(path: str, adapter: PipelineAdapter) -> Tensor:
         raise SourceError(f"A pair of model.family {adapter.family.name} has {wanted}. {quote(path)} has shape {got}.")
     if media.shape[-2:] == size:
         return media
-    from reward_models.media import from_pil
-
     stills = media if moves else media.unsqueeze(0)
     scaled = [from_pil(to_pil(still).resize(size[::-1], Image.Resampling.LANCZOS)) for still in stills]
     return torch.stack(scaled) if moves else scaled[0]
@@ -122,14 +119,12 @@ def judge_pairs(
         conditioning: of them, one row each.
         micro_batch: evaluations a call.
     """
-    losses = [loss for loss in session.losses if isinstance(loss.objective, DPO)]
-    ranks = session.ranks
+    loss, ranks = session.losses[0], session.ranks
     rows = [row for row, prompt in enumerate(prompts) if prompt.pair is not None]
-    if not losses or not rows:
+    if not isinstance(loss.objective, DPO) or not rows:
         return {}
     mine = rows[len(rows) * ranks.rank // ranks.world : len(rows) * (ranks.rank + 1) // ranks.world]
     sums = torch.zeros(2, dtype=torch.float64)
-    loss = losses[0]
     objective = replace(loss.objective, seed=session.config.eval.seed)
     for row in mine:
         batch = PromptBatch([prompts[row]], [row], STREAM)

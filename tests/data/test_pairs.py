@@ -62,8 +62,8 @@ def test_what_is_odd_about_votes_is_said_and_what_prefers_nothing_is_left_out(fo
     assert len(found.prompts) == 12
     said = " ".join(found.notes)
     for words in (
-        "1 pairs are ties", "1 pairs name the same file twice", "10 pairs are there once more", "1 pairs are there both",
-        "voter eva preferred the left image in 11 of 12 votes",
+        "1 pairs are ties", "1 pairs name the same file twice", "10 pairs are there once more",
+        "1 pairs are there both", "voter eva preferred the left image in 11 of 12 votes",
     ):  # fmt: skip
         assert words in said
     assert read_prompts(listed(folder, *left[:9])).notes == ["8 pairs are there once more than before. Each counts."]

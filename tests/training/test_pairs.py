@@ -1,4 +1,4 @@
-"""DPO on given pairs, in the loop: its gradient by autograd of the definition, its cost, and what held-out pairs say."""
+"""DPO on given pairs, in the loop: gradients by autograd of the definition, cost, and what held-out pairs say."""
 
 import json
 

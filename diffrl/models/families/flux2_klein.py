@@ -104,7 +104,9 @@ class Flux2KleinAdapter(PackedPictureAdapter):
     def _normalisation(self, like: Tensor) -> tuple[Tensor, Tensor]:
         """Return the mean and the deviation of each channel of 2 x 2 patches, (1, 4 C, 1, 1)."""
         norm, eps = self.pipeline.vae.bn, self.pipeline.vae.config.batch_norm_eps
-        mean, variance = (one.to(like.device, like.dtype).view(1, -1, 1, 1) for one in (norm.running_mean, norm.running_var))
+        mean, variance = (
+            one.to(like.device, like.dtype).view(1, -1, 1, 1) for one in (norm.running_mean, norm.running_var)
+        )
         return mean, (variance + eps).sqrt()
 
     def sigmas(self, steps: int) -> Tensor:
