@@ -114,3 +114,18 @@ def gallery(*, request: GalleryRequest) -> None:
     from diffrl.gallery.command import show_gallery
 
     show_gallery(request, typer.echo)
+
+
+@app.command()
+@grouped
+def vote(
+    *,
+    out: Annotated[Path, typer.Option(help="File for the pairs, one a vote; what is there is replaced.")] = Path(
+        "preferences.jsonl"
+    ),
+    request: GalleryRequest,
+) -> None:
+    """Vote blindly between two images of a prompt; Ctrl-C ends it, and writes pairs that objective.kind: dpo reads."""
+    from diffrl.gallery.command import take_votes
+
+    take_votes(request, out, typer.echo)

@@ -15,23 +15,63 @@ from rich.console import Console
 
 from diffrl import __version__
 from diffrl.errors import ConfigError
+from diffrl.files import replacing
 from diffrl.gallery.app import LOOPBACK, serve
 from diffrl.gallery.errors import GalleryError
 from diffrl.gallery.links import ServerLinks
 from diffrl.gallery.numbers import counted
+from diffrl.gallery.preferences import jsonl
 from diffrl.gallery.records import Source
 from diffrl.gallery.request import GalleryRequest
 from diffrl.gallery.scoring import score_folders
 from diffrl.gallery.site import Site
 from diffrl.gallery.sources import Watched, find_sources, left_out
-from diffrl.gallery.votes import read_votes
+from diffrl.gallery.votes import read_votes, source_of
 
 HOSTS = "--host takes a name or an address of this machine."
 ELSEWHERE = "Leave it out to listen to this machine alone, or take 0.0.0.0 for all its addresses."
 
 
-def show_gallery(request: GalleryRequest, say: Callable[[str], None]) -> None:
+def take_votes(request: GalleryRequest, out: Path, say: Callable[[str], None]) -> None:
+    """Serve the ballot until Ctrl-C, then write the votes on what was shown as pairs that `objective.kind: dpo` reads.
+
+    Args:
+        request: as of the gallery.
+        out: the list of pairs; one that is there is replaced, since the votes themselves are kept.
+        say: is given each line.
+
+    Raises:
+        ConfigError: as `show_gallery`, or there is no folder for the pairs.
+    """
+    if request.export is not None:
+        raise ConfigError("Votes are taken by a live gallery. Got --export. Leave it out, or use diffrl gallery.")
+    if not request.paths:
+        raise ConfigError("A vote compares images: name a run, or two folders, such as diffrl vote a b. Got none.")
+    if out.is_dir() or not out.absolute().parent.is_dir():
+        raise ConfigError(f"--out takes a file in a folder that is there. Got {out}. Name another.")
+    show_gallery(request, say, "vote")
+    votes = read_votes(request.votes).votes
+    sources = find_sources(request.paths)
+    shown = [vote for vote in votes if all(source_of(sources, side) is not None for side in (vote.a, vote.b))]
+    lines = jsonl(shown)
+    left = f"{counted(len(shown) - lines.count(chr(10)), 'vote')} of a tie or of small copies left out"
+    others = f"; {counted(len(votes) - len(shown), 'vote')} on other images in {request.votes}"
+    if not lines:
+        say(f"No vote prefers one of two exact images, so {out} is not written ({left}{others}).")
+        return
+    with replacing(out) as temporary:
+        temporary.write_text(lines, encoding="utf-8")
+    say(f"{counted(lines.count(chr(10)), 'pair')} in {out} ({left}{others}).")
+    say(f"Next: diffrl train RECIPE objective.kind=dpo prompts.train={out}, such as configs/tiny-sd3/dpo.yaml.")
+
+
+def show_gallery(request: GalleryRequest, say: Callable[[str], None], page: str = "") -> None:
     """Serve until Ctrl-C, or export.
+
+    Args:
+        request: what is shown, and where.
+        say: is given each line.
+        page: that is opened.
 
     Raises:
         ConfigError: nothing to show, no such address, or an export that would overwrite something.
@@ -55,7 +95,7 @@ def show_gallery(request: GalleryRequest, say: Callable[[str], None]) -> None:
         return
     host, port = request.host, free_port(request.host, request.port)
     site = Site(Watched(paths, sources), ServerLinks(__version__), options)
-    address = f"http://{f'[{host}]' if ':' in host else host}:{port}/"
+    address = f"http://{f'[{host}]' if ':' in host else host}:{port}/{page}"
 
     def ready() -> None:
         say(f"{counted(len(sources), 'source')} at {address}   (Ctrl-C ends)")
