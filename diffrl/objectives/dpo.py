@@ -34,11 +34,11 @@ class DpoSettings(ObjectiveSettings):
         description="sigmoid = DPO; sft = pretraining's loss on the winners alone, the control that DPO has to beat.",
     )
     beta: float = Field(
-        2000.0,
+        5000.0,
         ge=1.0e-3,
         le=1.0e9,
-        description="How soon a pair trains less once its winner matches better than the loser: the scale of "
-        "Diffusion-DPO, of which the code has 2,000 and 5,000. No effect with loss: sft.",
+        description="How soon a pair trains less once its winner matches better than the loser, on the scale of "
+        "Diffusion-DPO's code, which has 5,000. No effect with loss: sft.",
     )
     levels: Levels = 1
     noise_range: NoiseRange = 1.0
@@ -100,7 +100,7 @@ class DPO(GivenPairs):
     measures: ClassVar[tuple[str, ...]] = ("matching_error", "pair_accuracy", "pair_margin")
     precomputes_reference: ClassVar[bool] = True
 
-    beta: float = 2000.0
+    beta: float = 5000.0
 
     @property
     def metrics(self) -> tuple[str, ...]:

@@ -7,11 +7,14 @@ import torch
 
 import diffrl.training.update as update
 from diffrl.config.load import dump_config, load_config, make_config
+from diffrl.cost.meter import network_evaluations
 from diffrl.cost.plan import make_plan
 from diffrl.errors import ConfigError, SourceError
+from diffrl.models.families import FAMILIES
 from diffrl.records import Prompt
 from diffrl.training.pairs import judge_pairs
 from reward_models.media import save_media
+from tests.edits import image as noise_image
 from tests.tiers import daily
 from tests.training.harness import distance, flat, go_on, make_trainer, rows_of, settings, start, summary_of, weights_of
 
@@ -205,6 +208,44 @@ def test_an_image_that_is_gone_ends_the_run_before_anything_is_lost(random_sd3, 
 def test_what_says_how_samples_are_drawn_is_refused(random_sd3, tmp_path, section, values):
     with pytest.raises(ConfigError, match=f"{section} must be left out with objective.kind: dpo"):
         make_config(dpo(random_sd3, tmp_path) | {section: values})
+
+
+def media_of(family, seed):
+    """A picture of noise of the size that the tiny pipelines draw, or a clip of the frames that they take."""
+    noise = torch.Generator().manual_seed(seed)
+    shape = {"video": (5, 3, 32, 32), "image": (3, 32, 32)}[FAMILIES[family].media]
+    return torch.randint(0, 256, shape, generator=noise).to(torch.uint8)
+
+
+@pytest.mark.parametrize("family", daily(FAMILIES, ["flux2_klein", "wan", "qwen_image_edit"]))
+def test_pairs_train_every_family(family, random_pipelines, tmp_path):
+    """Images, clips and edits; the cost is what was planned, and a LoRA moves."""
+    rows = []
+    for number in range(2):
+        row = {"prompt": PROMPTS[number], "winner": f"{number}-w.webp", "loser": f"{number}-l.webp"}
+        for seed, name in enumerate((row["winner"], row["loser"])):
+            save_media(media_of(family, 2 * number + seed), tmp_path / name, fps=8)
+        if FAMILIES[family].edits:
+            noise_image(number, 32, 32).save(tmp_path / f"{number}.png")
+            row["source"] = f"{number}.png"
+        rows.append(json.dumps(row) + "\n")
+    (tmp_path / "votes.jsonl").write_text("".join(rows))
+    frames = {"frames": 5} if FAMILIES[family].media == "video" else {}
+    data = dpo(
+        random_pipelines(family), tmp_path / "run", model={"family": family, "lora": {"rank": 2, "alpha": 4}, **frames}
+    )
+    path = str(tmp_path / "votes.jsonl")
+    data["run"]["iterations"] = 1
+    data["prompts"] |= {"train": path, "eval": path}
+    data["eval"] |= {"samples": 1, "steps": 1, "rewards": [{"name": "tests.training.scorers:Brightness"}]}
+    trainer = make_trainer(data)
+    before = weights_of(trainer)
+    metrics = trainer.iterate().metrics
+    meter, plan = trainer.session.meter, trainer.session.plan
+    planned = sum(count for name, count in plan.network_evaluations.items() if name != "evaluation")
+    assert network_evaluations(meter.state()) == planned and meter.evaluations["rollout"] == 0
+    assert metrics["update/loss"] > 0 and metrics["update/skipped"] == 0
+    assert any(not torch.equal(before[name], now) for name, now in weights_of(trainer).items())
 
 
 def test_a_list_without_pairs_is_refused(random_sd3, tmp_path):

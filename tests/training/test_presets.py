@@ -23,7 +23,12 @@ from tests.tiers import daily
 from tests.training.harness import BRIGHTNESS, GREEN, make_run, weights_of
 
 ROOT = Path(__file__).parents[2]
-PRESETS = tuple(name for name, method in tables()["methods"].items() if "only" not in method)
+PRESETS = tuple(
+    name
+    for name, method in tables()["methods"].items()
+    if "only" not in method and "rollout" not in method.get("without", ())
+)
+"""Of every family; dpo, which draws nothing, is in tests/training/test_pairs.py."""
 FAST = next(e["families"] for e in tables()["exceptions"] if "stochastic" in e.get("settings", {}).get("rollout", {}))
 """Families whose recipe flow_grpo trains a few steps alone."""
 SUMS = {
@@ -87,7 +92,7 @@ def recipe_of(family, preset):
 
 
 def test_these_are_all_presets():
-    assert set(PRESETS) == {path.stem for path in (ROOT / "configs/tiny-sd3").glob("*.yaml")} - {"lora"}
+    assert set(PRESETS) == {path.stem for path in (ROOT / "configs/tiny-sd3").glob("*.yaml")} - {"lora", "dpo"}
     assert {family for _, family in EACH} == set(FAMILIES)
 
 

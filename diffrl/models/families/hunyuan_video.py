@@ -141,6 +141,7 @@ class HunyuanVideoAdapter(PipelineAdapter):
         height, width, frames = height or size[0], width or size[1], frames or STOCK_FRAMES
         require_multiple(height, width, scale * config.patch_size)
         require_frames(frames, period)
+        self.height, self.width, self.frames = height, width, frames
         channels = pipeline.vae.config.latent_channels
         pipeline.vae.enable_slicing()  # the decoder cannot take two videos at once: its mask lacks the heads' axis
         self.latent_shape = (channels, (frames - 1) // period + 1, height // scale, width // scale)

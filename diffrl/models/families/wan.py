@@ -99,6 +99,7 @@ class WanAdapter(PipelineAdapter):
         self._patch = config.patch_size[1:]
         require_multiple(height, width, scale * max(self._patch))
         require_frames(frames, period)
+        self.height, self.width, self.frames = height, width, frames
         self.latent_shape = (config.out_channels, (frames - 1) // period + 1, height // scale, width // scale)
         boundary = pipeline.config.get("boundary_ratio")
         self._two = boundary is not None and pipeline.transformer_2 is not None

@@ -63,10 +63,6 @@ class WanImageAdapter(wan.WanAdapter):
     ):
         _require_joined(pipeline)
         super().__init__(pipeline, dtype, height, width, frames, max_sequence_length)
-        scale = pipeline.vae_scale_factor_spatial
-        _, latent_frames, rows, columns = self.latent_shape
-        self.height, self.width = rows * scale, columns * scale
-        self.frames = (latent_frames - 1) * pipeline.vae_scale_factor_temporal + 1
         self._sees = pipeline.transformer.config.image_dim is not None
         if self._sees and self.max_sequence_length != CLIP_TEXT_TOKENS:
             raise ConfigError(
