@@ -169,15 +169,9 @@ def main_states(states: Sequence[State]) -> list[State]:
 
 
 def options(source: Source, kept: Sequence[State] = ()) -> list[State]:
-    """Return the states of a source for a list: evaluations first, of many iterations evenly chosen ones.
-
-    Args:
-        source: whose.
-        kept: offered in any case.
-    """
+    """Return the states of a source for a list: evaluations first, of many iterations evenly chosen ones and `kept`."""
     states = source.states()
-    stages = dict.fromkeys([stage for stage in ORDER if any(s.stage == stage for s in states)])
-    stages |= dict.fromkeys(state.stage for state in states)
+    stages = dict.fromkeys((*ORDER, *(state.stage for state in states)))
     return [one for stage in stages for one in thinned([s for s in states if s.stage == stage], kept)]
 
 

@@ -27,12 +27,7 @@ Pair = tuple[int, int]
 
 
 def difference(values: Sequence[float | None], pair: Pair) -> float | None:
-    """Return one column's value less another's; None with one column, or where either has none.
-
-    Args:
-        values: a column each.
-        pair: places of the two columns.
-    """
+    """Return one column's value less another's; None with one column, or where either has none."""
     value, other = values[pair[0]], values[pair[1]]
     return None if len(values) < 2 or value is None or other is None else value - other
 
@@ -237,12 +232,7 @@ def filter_by_images(
 
 
 def representative_rows(rows: Sequence[Row], columns: Sequence[Sequence[Brief]]) -> list[Row]:
-    """Return the rows of which no image was kept for how much its score changed: these stand for all.
-
-    Args:
-        rows: of `match`.
-        columns: what it was given.
-    """
+    """Return the rows of `match` of which no image was kept for how much its score changed: these stand for all."""
     chosen = [{brief.id for brief in briefs if brief.representative is False} for briefs in columns]
     return [row for row in rows if not any(one in briefs for one, briefs in zip(row.ids, chosen, strict=True))]
 

@@ -82,11 +82,11 @@ class Progress:
     @cached_property
     def evaluations(self) -> list[tuple[int, dict[str, float | None]]]:
         """Iteration and held-out values by reward name."""
-        held = [{name: row[name] for name in row if name.startswith(HELD_OUT)} for row in self.rows]
-        return [
-            (row["iteration"], {name.removeprefix(HELD_OUT): finite(value) for name, value in values.items()})
-            for row, values in zip(self.rows, held, strict=True)
-        ]
+        every = []
+        for row in self.rows:
+            names = [name for name in row if name.startswith(HELD_OUT)]
+            every.append((row["iteration"], {name.removeprefix(HELD_OUT): finite(row[name]) for name in names}))
+        return every
 
     @cached_property
     def health(self) -> Health | None:
@@ -146,9 +146,7 @@ def state_now(run: RunSource, written: float, ended: str) -> str:
     return "running" if (locked or fresh or run.unchanged_for(written) < FRESH) and not ended else "stopped"
 
 
-def read_rows(
-    path: Path,
-) -> tuple[list[dict[str, Any]], list[tuple[int, float]], int, int]:
+def read_rows(path: Path) -> tuple[list[dict[str, Any]], list[tuple[int, float]], int, int]:
     """Return evaluations, training rewards, the last iteration and how many lines are broken; few lines are parsed.
 
     Raises:
@@ -211,9 +209,8 @@ def how_it_ended(run: RunSource) -> str:
 
 def updates_once(run: RunSource) -> bool:
     """Return whether an iteration is one update, which compares the policy that sampled with itself."""
-    old_policy_is_ema = any(
-        setting(run, key, "objective") for key in ("old_decay_max", "old_limit")
-    )  # as older runs call it
+    names = ("old_decay_max", "old_limit")  # the second as older runs call it
+    old_policy_is_ema = any(setting(run, name, "objective") for name in names)
     return setting(run, "updates_per_iteration", "train") == 1 and not old_policy_is_ema
 
 
@@ -299,9 +296,9 @@ def marks(course: Progress | None) -> list[tuple[str, int, str]]:
         return []
     trained = [step for step in health.values if step]
     best, sound = health.best(trained), health.healthy(trained)
-    marked = (
-        [] if best is None else [(f"best checkpoint by {health.reward}, {health.values[best]:.3f}", best, "--best")]
-    )
+    marked = []
+    if best is not None:
+        marked.append((f"best checkpoint by {health.reward}, {health.values[best]:.3f}", best, "--best"))
     return marked if sound in (best, None) else [*marked, ("newest healthy", sound, f"--step {sound}")]
 
 

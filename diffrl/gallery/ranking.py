@@ -262,11 +262,7 @@ def parts(met: NDArray[np.bool_]) -> list[list[int]]:
 
 
 def rankings(tallies: Sequence[Tally]) -> list[list[Ranked]]:
-    """Rank the sets that were voted on, strongest first; one ranking for each three or more that votes connect.
-
-    Args:
-        tallies: of distinct pairs of sets.
-    """
+    """Rank the sets that were voted on, strongest first; one ranking for each three or more that votes connect."""
     import numpy as np
 
     sides: dict[tuple[str, str], Side] = {}

@@ -113,11 +113,7 @@ class Sample:
 
 
 def reason(notes: Mapping[str, str]) -> str | None:
-    """Return what scorers say of a sample in one line, each thing once; None if they say nothing.
-
-    Args:
-        notes: by the name of the reward.
-    """
+    """Return what scorers say of a sample (by reward) in one line, each thing once; None if they say nothing."""
     notes_once = dict.fromkeys(short for note in notes.values() if (short := brief(note)))
     return cut(" · ".join(notes_once), LONGEST_NOTE) or None
 
@@ -134,15 +130,12 @@ class Source(Protocol):
 
     def states(self) -> list[State]:
         """Return what can be compared, by stage and iteration."""
-        ...
 
     def reward_names(self, state: State) -> list[str]:
         """Return names of the rewards that the samples have; "total" first, where there is one."""
-        ...
 
     def lower_is_better(self, state: State) -> frozenset[str]:
         """Return labels of the state's rewards of which less is better, as far as it is known; see `falls`."""
-        ...
 
     def briefs(self, state: State, reward: str | None) -> list[Brief]:
         """Return all samples of a state, as they were drawn.
@@ -151,11 +144,9 @@ class Source(Protocol):
             state: which.
             reward: whose values are wanted; "total" is the weighted sum, None none.
         """
-        ...
 
     def samples(self, state: State, ids: Sequence[int]) -> list[Sample]:
         """Return samples by their ids, in the order of the ids."""
-        ...
 
     def media(self, file: str) -> str:
         """Return the absolute path of an image.
@@ -163,11 +154,9 @@ class Source(Protocol):
         Raises:
             GalleryError: it is none of this source's, or missing (404).
         """
-        ...
 
     def version(self) -> str:
         """Return a text that changes whenever anything of the source does."""
-        ...
 
 
 def falls(name: str, lower: Collection[str]) -> bool:

@@ -93,28 +93,22 @@ def views(
         names: of rewards, in the order in which they are listed.
         lower: those of which less is better.
     """
-    samples_of: list[dict[int, Sample]] = []
+    samples_of: list[dict[int | None, Sample]] = []
     for index, column in enumerate(columns):
         ids = [number for row in rows if (number := row.ids[index]) is not None]
         samples_of.append({sample.id: sample for sample in column.source.samples(column.state, ids)})
-    return [_view(columns, row, names, lower, samples_of) for row in rows]
-
-
-def _view(
-    columns: Sequence[Column],
-    row: Row,
-    names: Sequence[str],
-    lower: Collection[str],
-    samples_of: Sequence[dict[int, Sample]],
-) -> View:
-    samples = [None if number is None else samples_of[index].get(number) for index, number in enumerate(row.ids)]
-    cells = [Cell(*parts) for parts in zip(columns, samples, row.values, strict=True)]
-    lines = []
-    for name in names:
-        values = [None if sample is None else sample.value(name) for sample in samples]
-        if any(value is not None for value in values):
-            lines.append(Line(name, values, difference(values, row.pair), name in lower))
-    return View(row.order, row.prompt, row.name, cells, row.change, lines, lower, row.pair[0] % len(cells))
+    shown = []
+    for row in rows:
+        samples = [of_column.get(number) for of_column, number in zip(samples_of, row.ids, strict=True)]
+        cells = [Cell(*parts) for parts in zip(columns, samples, row.values, strict=True)]
+        lines = []
+        for name in names:
+            values = [None if sample is None else sample.value(name) for sample in samples]
+            if any(value is not None for value in values):
+                lines.append(Line(name, values, difference(values, row.pair), name in lower))
+        compared = row.pair[0] % len(cells)
+        shown.append(View(row.order, row.prompt, row.name, cells, row.change, lines, lower, compared))
+    return shown
 
 
 Folded = TypeVar("Folded")

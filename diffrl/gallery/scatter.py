@@ -115,12 +115,7 @@ def scatter(reward: str, rows: Sequence[Row], with_images: Collection[int], lowe
 
 
 def axis(lowest: float, highest: float) -> tuple[float, float, list[float]]:
-    """Return the ends of an axis and the round numbers along it: multiples of 1, 2 or 5 times a power of ten.
-
-    Args:
-        lowest: score.
-        highest: score; may equal the lowest.
-    """
+    """Return the ends of an axis and the round numbers along it: multiples of 1, 2 or 5 times a power of ten."""
     reach = highest - lowest
     if not reach > 1e-9 * max(abs(lowest), abs(highest), 1e-3):  # one score, or a difference that is rounding
         reach = abs(highest) or 1.0
