@@ -52,10 +52,8 @@ class PruneSettings(Section):
     def _best_goes_with_extremes(self) -> Self:
         if (self.best is not None) != (self.width == "extremes"):
             raise problems(
-                [
-                    "credit.prune.best goes with credit.prune.width: extremes. Got "
-                    f"best={show(self.best)}, width={show(self.width)}. Give both or neither."
-                ]
+                "credit.prune.best goes with credit.prune.width: extremes. Got "
+                f"best={show(self.best)}, width={show(self.width)}. Give both or neither."
             )
         return self
 

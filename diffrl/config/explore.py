@@ -105,10 +105,8 @@ class DrawFidelitySettings(Section):
     def _no_idle_keys(self) -> Self:
         if self.every is None and self.action != "warn":
             raise problems(
-                [
-                    "rollout.draw.fidelity.action must be left at warn with every: null, where nothing is audited. "
-                    f"Got {self.action}. Set every, such as 20, or remove action."
-                ]
+                "rollout.draw.fidelity.action must be left at warn with every: null, where nothing is audited. "
+                f"Got {self.action}. Set every, such as 20, or remove action."
             )
         return self
 
