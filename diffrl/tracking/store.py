@@ -21,7 +21,6 @@ import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from types import TracebackType
 from typing import Any
 
 from torch import Tensor
@@ -32,6 +31,7 @@ from diffrl.tracking.index import IMAGES, INDEX, connect, explained, is_exact, k
 from diffrl.tracking.places import place
 from diffrl.tracking.reward_rows import RewardWriter, reward_rows
 from reward_models.common.errors import RewardError
+from reward_models.common.files import Closing
 from reward_models.common.stores import transaction
 from reward_models.media import open_media, save_media
 
@@ -101,7 +101,7 @@ class StoredSample:
         return bool(self.exact) and self.representative is not False
 
 
-class SampleStore:
+class SampleStore(Closing):
     """The samples of one run. Failures of the index or of the disk are DiffrlErrors that name the file."""
 
     def __init__(self, run_dir: Path, readonly: bool = False, fps: float = 16.0):
@@ -230,14 +230,6 @@ class SampleStore:
     def close(self) -> None:
         """Close the index; closing twice does nothing."""
         self._database.close()
-
-    def __enter__(self) -> SampleStore:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self.close()
 
     def _save_picture(self, sample: StoredSample) -> str | None:
         file = _picture_file(sample)

@@ -11,10 +11,10 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
-from types import TracebackType
 from typing import Any
 
 from reward_models.common.errors import RewardError
+from reward_models.common.files import Closing
 from reward_models.common.stores import describe_failure, open_to_write, require_tables, transaction
 
 SCHEMA_VERSION = 2
@@ -61,7 +61,7 @@ def default_path() -> Path:
     return Path(os.environ.get("XDG_CACHE_HOME") or "~/.cache").expanduser() / "diffrl" / "scores.sqlite"
 
 
-class ScoreCache:
+class ScoreCache(Closing):
     """The file. Several processes and threads may use it at once; `None` keeps scores in memory, for one run only."""
 
     def __init__(self, path: Path | None):
@@ -115,14 +115,6 @@ class ScoreCache:
     def close(self) -> None:
         """Close the file; closing twice does nothing."""
         self._database.close()
-
-    def __enter__(self) -> ScoreCache:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self.close()
 
     @contextmanager
     def _explained(self) -> Iterator[None]:
