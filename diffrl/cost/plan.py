@@ -322,13 +322,7 @@ def plan_json(plan: Plan, more: Mapping[str, Any] | None = None) -> str:
 
 
 def plan_text(plan: Plan, more: Sequence[tuple[str, str]] = (), notes: Sequence[str] = ()) -> str:
-    """Return the plan as aligned text.
-
-    Args:
-        plan: the plan.
-        more: further rows.
-        notes: further sentences below.
-    """
+    """Return the plan as aligned text, with `more` rows at its end and the sentences of `notes` below."""
     steps = ", ".join(map(str, plan.stochastic_steps)) or "none"
     most = "" if plan.exact else "at most "
     rows: list[tuple[str, str]] = [

@@ -40,9 +40,6 @@ class Prices:
     def exploring(self, precision: str) -> float:
         """Return price of one evaluation of the exploring stage.
 
-        Args:
-            precision: that it runs in.
-
         Raises:
             ConfigError: the table has none for it.
         """

@@ -101,13 +101,7 @@ def _gpu_bytes(device: torch.device) -> int:
 
 
 def shortages(memory: Memory, offer: Offer, world_size: int) -> list[str]:
-    """Return what a plan needs and an offer lacks, in sentences for the user; none where it fits.
-
-    Args:
-        memory: the plan's, of a process.
-        offer: of a machine.
-        world_size: processes of the run.
-    """
+    """Return what a plan needs and an offer lacks, in sentences for the user; none where it fits."""
     device, lacking = offer.device, []
     if offer.gpu is not None and (needed := memory.needed(device)) > offer.gpu:
         lacking.append(f"the run needs about {_gib(needed)} and {_gib(offer.gpu)} are there on {device}. {LESS}")

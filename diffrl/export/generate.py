@@ -93,11 +93,6 @@ def open_drawing(request: GenerateRequest) -> Drawing:
 def draw(request: GenerateRequest, prompts: Sequence[Prompt], drawing: Drawing) -> Iterator[tuple[int, int, Tensor]]:
     """Yield the samples that a request asks for, a batch of them at a time.
 
-    Args:
-        request: what to sample.
-        prompts: its prompts.
-        drawing: what samples.
-
     Yields:
         The prompt's place in the list, the picture's number, and the picture (3, H, W) or video (F, 3, H, W) uint8.
     """

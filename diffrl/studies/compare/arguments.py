@@ -56,11 +56,7 @@ class Budget:
     amount: Number
 
     def iterations(self, unit: float) -> int:
-        """Return how many iterations it pays for.
-
-        Args:
-            unit: evaluations or seconds of one iteration.
-        """
+        """Return how many iterations it pays for, of so many evaluations or seconds each."""
         return math.floor(self.amount / unit)
 
 

@@ -67,7 +67,7 @@ def monotone(curve: Sequence[Point]) -> list[float]:
 
 
 def _monotone(scores: Sequence[float]) -> list[float]:
-    return [float(score) for score in isotonic_regression(scores).x]
+    return isotonic_regression(scores).x.tolist()
 
 
 def crossing(costs: Sequence[float], scores: Sequence[float], target: float) -> float | None:

@@ -22,6 +22,7 @@ from diffrl.errors import ConfigError
 from diffrl.files import write_json
 from diffrl.run.directory import LOCK
 from diffrl.run.inputs import MEASURED_WITH, TRAINED_WITH, require_inputs
+from diffrl.run.journal import flatten
 from diffrl.studies.compare.arguments import DECIDED, Budget, Candidate
 from diffrl.studies.compare.selected import average_cost
 from diffrl.studies.compare.stored import STATE, Count, Folder, Number, Stored, StoredConfig, read_stored
@@ -259,16 +260,9 @@ def earlier_plan(
 
 def _differences(before: Config, now: Config) -> list[str]:
     """Return the keys of what a user decides that differ, as "a.b was 1 and is 2"."""
-    old, new = _flat(_essence(before)), _flat(_essence(now))
+    old, new = flatten(_essence(before)), flatten(_essence(now))
     keys = [key for key in {**old, **new} if old.get(key) != new.get(key)]
     return [f"{key} was {json.dumps(old.get(key))} and is {json.dumps(new.get(key))}" for key in keys]
-
-
-def _flat(node: dict[str, Any], prefix: str = "") -> dict[str, Any]:
-    values: dict[str, Any] = {}
-    for key, value in node.items():
-        values |= _flat(value, f"{prefix}{key}.") if isinstance(value, dict) else {f"{prefix}{key}": value}
-    return values
 
 
 def _essence(config: Config) -> dict[str, Any]:

@@ -124,12 +124,7 @@ class Arm:
         return cost_to([run.curve for run in self.runs], target, cost)
 
     def on_report(self, weights: str, guidance_scale: float) -> Estimate | None:
-        """Return the metric on the report split over the runs that were measured so; None if none was.
-
-        Args:
-            weights: "aligned" or "base".
-            guidance_scale: 1 is off.
-        """
+        """Return the metric on the report split over runs of these weights ("aligned", "base"); None if none was."""
         key = (weights, guidance_scale)
         values = [run.reported[key] for run in self.runs if key in run.reported]
         return mean_estimate(values) if values else None
