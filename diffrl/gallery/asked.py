@@ -80,7 +80,7 @@ def versus(query: Query, keys: Sequence[str]) -> Versus:
     return Versus(of, against, show, {**named, "show": show})
 
 
-def wanted(query: Query, columns: Sequence[Column], sorts: Sequence[str]) -> Wanted:
+def wanted(query: Query, columns: Sequence[Column]) -> Wanted:
     """Return the filters and the order of an address.
 
     Raises:
@@ -92,7 +92,7 @@ def wanted(query: Query, columns: Sequence[Column], sorts: Sequence[str]) -> Wan
     note = ""
     if asked and asked not in names:
         note = f"These samples have no reward {asked[:100]!r}. Shown: {reward or 'none'}."
-    sort = query.choice("sort", sorts, "order")
+    sort = query.choice("sort", SORTS, "order")
     return Wanted(names, reward, note, query.text("prompt"), sort, lower_rewards(columns, names))
 
 

@@ -9,7 +9,7 @@ import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from diffrl.gallery.errors import GalleryError
 from diffrl.gallery.paths import MEDIA, inside
@@ -176,6 +176,7 @@ class FolderSource:
     def _sample(self, number: int, entry: Entry, state: State) -> Sample:
         rewards, error, notes = self.scores.of(entry.mark) if self.scores is not None else ({}, None, {})
         metadata = dict(entry.item.metadata)
+        source = source_file(metadata, GENERATED_SOURCES)  # of the image that it is an edit of
         return Sample(
             id=number,
             key=entry.key,
@@ -185,13 +186,8 @@ class FolderSource:
             notes=notes,
             file=entry.file,
             metadata=metadata,
-            source=self._source_of(metadata),
+            source=source if source is not None and (self.path / source).is_file() else None,
         )
-
-    def _source_of(self, metadata: Mapping[str, Any]) -> str | None:
-        """Return the copy that was kept of the image that a sample is an edit of."""
-        file = source_file(metadata, GENERATED_SOURCES)
-        return file if file is not None and (self.path / file).is_file() else None
 
 
 def look(root: Path) -> Look:

@@ -82,9 +82,8 @@ def before_and_after(source: Source, count: int, worst: int = 0) -> Pairs:
         for row in lost:
             each.setdefault(row.asked, row)
         below = views(columns, list(each.values())[:worst], names, lower) if worst else ()
-        return Pairs(
-            columns, shown, reward, notes, likeness(matched, streams), below, len(lost), bool(spread_out or not kept)
-        )
+        unselected = bool(spread_out or not kept)
+        return Pairs(columns, shown, reward, notes, likeness(matched, streams), below, len(lost), unselected)
     except GalleryError as error:
         return Pairs(notes=[str(error)])
 
@@ -125,19 +124,16 @@ def lead(changes: Sequence[Change], course: Progress | None, known: Mapping[str,
         return "There is no held-out evaluation yet."
     first, iterations = changes[0], [iteration for iteration, _ in course.evaluations]
     if len(iterations) == 1:
-        return (
-            f"Held-out {first.name} was {three(first.before)} at iteration {iterations[0]}, the only evaluation so far."
-        )
+        was = f"Held-out {first.name} was {three(first.before)}"
+        return f"{was} at iteration {iterations[0]}, the only evaluation so far."
     if first.change is None:
         return f"The change of the held-out {first.name} is not known: its scorer failed."
     before, after = three(first.before), three(first.after)
     word = {"gain": "rose", "loss": "fell"}.get(sign(first.change), "") if before != after else ""
     between = f"from {before} to {after}" if word else f"at {after}"
-    word = word or "stayed"
-    name = describe_reward(first.name, first.lower)
-    return f"Held-out {name} {word} {between} between iterations {iterations[0]} and {iterations[-1]}." + judged(
-        first, (known or {}).get(first.name)
-    )
+    words = f"Held-out {describe_reward(first.name, first.lower)} {word or 'stayed'} {between}"
+    told_apart = judged(first, (known or {}).get(first.name))
+    return f"{words} between iterations {iterations[0]} and {iterations[-1]}.{told_apart}"
 
 
 def judged(change: Change, interval: Estimate | None) -> str:

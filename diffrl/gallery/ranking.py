@@ -155,11 +155,8 @@ def tallies(votes: Sequence[Vote]) -> list[Tally]:
 
 def _opinion(reward: str, votes: Sequence[Vote], pairs: Iterable[Vote]) -> Opinion:
     judged = [preferred(pair, reward) for pair in pairs]
-    decided = [
-        vote.choice == judgement
-        for vote in votes
-        if (judgement := preferred(vote, reward)) in ("a", "b") and vote.choice != "tie"
-    ]
+    both = [(vote.choice, preferred(vote, reward)) for vote in votes if vote.choice != "tie"]
+    decided = [choice == judgement for choice, judgement in both if judgement in ("a", "b")]
     return Opinion(
         reward=reward,
         lower=any(is_lower(vote, reward) for vote in votes),

@@ -225,10 +225,8 @@ def title_of(arm: Arm) -> str:
 def rewards_of(entries: Sequence[Entry]) -> list[str]:
     """Return the held-out rewards: the first one of most runs, then all others."""
     headlines = [[change.name for change in entry.course.headline] for entry in entries if entry.course]
-    firsts = Counter(names[0] for names in headlines if names)
-    return list(
-        dict.fromkeys([*(name for name, _ in firsts.most_common()), *(n for names in headlines for n in names)])
-    )
+    firsts = Counter(names[0] for names in headlines if names).most_common()
+    return list(dict.fromkeys([*(name for name, _ in firsts), *(name for names in headlines for name in names)]))
 
 
 def differing(entries: Sequence[Entry]) -> list[str]:
@@ -261,12 +259,7 @@ def arm_row(site: Site, arm: Arm, base: Arm, reward: str) -> Row:
     if arm is base:
         seeds = [Row([entry], entry.run.title, reward, None) for entry in arm]
         return Row(arm, title_of(arm), reward, None, seeds if len(seeds) > 1 else ())
-    others = {entry.run.key: other for entry, other in pairs_of(arm, base)}
-    each = {
-        entry.run.key: difference(site, entry, others[entry.run.key], reward)
-        for entry in arm
-        if entry.run.key in others
-    }
+    each = {entry.run.key: difference(site, entry, other, reward) for entry, other in pairs_of(arm, base)}
     means = [one.estimate.mean for one in each.values() if one.estimate]
     if len(means) > 1:
         of_arm = Difference(mean_estimate(means), f"over {len(means)} seeds")

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 
 from diffrl.gallery.columns import Column
 from diffrl.gallery.compare import Row, Summary, summarise
+from diffrl.gallery.numbers import improvement
 from diffrl.gallery.progress import recipe
 from diffrl.gallery.records import Source
 from diffrl.gallery.runs import RunSource
@@ -113,9 +114,7 @@ def best_column(columns: Sequence[Column], rows: Sequence[Row], table: Sequence[
         table: of these columns.
         lower: whether less is better of the reward.
     """
-    known = sorted(
-        (-(one.mean or 0.0) if not lower else one.mean or 0.0, one.index) for one in table if one.mean is not None
-    )
+    known = sorted((improvement(-one.mean, lower), one.index) for one in table if one.mean is not None)
     if len(known) < 3:
         return None
     first, second = (index for _, index in known[:2])
