@@ -12,23 +12,14 @@ from diffrl.gallery.query import Query
 
 @dataclass(frozen=True)
 class Wanted:
-    """What a list of samples was asked for.
+    """What a list of samples was asked for."""
 
-    Args:
-        names: rewards that there are.
-        reward: the chosen one; None if there is none at all.
-        note: why another reward than the wanted one is shown; "" if it is not.
-        prompt: words that prompts contain.
-        sort: one of the page's orders.
-        lower: names of which less is better.
-    """
-
-    names: Sequence[str]
-    reward: str | None
-    note: str
-    prompt: str
-    sort: str
-    lower: Collection[str] = ()
+    names: Sequence[str]  # rewards that there are
+    reward: str | None  # the chosen one; None if there is none at all
+    note: str  # why another reward than the wanted one is shown; "" if it is not
+    prompt: str  # words that prompts contain
+    sort: str  # one of the page's orders
+    lower: Collection[str] = ()  # names of which less is better
 
     @property
     def falling(self) -> bool:
@@ -44,19 +35,12 @@ class Wanted:
 
 @dataclass(frozen=True)
 class Versus:
-    """Which column is compared with which.
+    """Which column is compared with which."""
 
-    Args:
-        of: place of the compared one.
-        against: place of the baseline.
-        show: one of `compare.SHOWN`, or "" for all.
-        parameters: as they stand in an address.
-    """
-
-    of: int
-    against: int
-    show: str
-    parameters: Mapping[str, str | None]
+    of: int  # place of the compared one
+    against: int  # place of the baseline
+    show: str  # one of `compare.SHOWN`, or "" for all
+    parameters: Mapping[str, str | None]  # as they stand in an address
 
 
 def versus(query: Query, keys: Sequence[str]) -> Versus:

@@ -24,17 +24,11 @@ ORDER = ("eval", "generate", "train")
 
 @dataclass(frozen=True)
 class Column:
-    """A state as a column.
-
-    Args:
-        source: whose it is.
-        state: which.
-        label: its name on the page.
-    """
+    """A state as a column."""
 
     source: Source
     state: State
-    label: str
+    label: str  # its name on the page
 
     @property
     def key(self) -> str:
@@ -54,17 +48,12 @@ class Column:
 
 @dataclass(frozen=True)
 class Choice:
-    """The columns of a page.
+    """The columns of a page."""
 
-    Args:
-        columns: one to six that an address names; of sources that nobody chose among all (`compare.fitting` cuts).
-        notes: sentences on what could not be shown.
-        chosen: whether the address named them.
-    """
-
+    # one to six that an address names; of sources that nobody chose among all (`compare.fitting` cuts)
     columns: Sequence[Column]
-    notes: Sequence[str] = field(default_factory=list)
-    chosen: bool = False
+    notes: Sequence[str] = field(default_factory=list)  # sentences on what could not be shown
+    chosen: bool = False  # whether the address named them
 
 
 def label(state: State) -> str:

@@ -13,24 +13,15 @@ from diffrl.tracking.metrics import OUTSIDE
 
 @dataclass(frozen=True)
 class Costs:
-    """What a run has cost.
+    """What a run has cost."""
 
-    Args:
-        phases: name, seconds and share of the iterations' time; the longest first.
-        outside: name and seconds of what lies outside of iterations.
-        purposes: name and number of network evaluations.
-        precisions: the same by the precision of the network.
-        lines: name and words of everything else that was counted.
-        whole: whether the run's summary says so; else it is what the rows of metrics add up to so far.
-        partly: the rows leave evaluations out, so that precisions and lines that add up are of training iterations.
-    """
-
-    phases: Sequence[tuple[str, float, float]]
-    outside: Sequence[tuple[str, float]]
-    purposes: Sequence[tuple[str, float]]
-    precisions: Sequence[tuple[str, float]]
-    lines: Sequence[tuple[str, str]]
-    whole: bool
+    phases: Sequence[tuple[str, float, float]]  # name, seconds and share of the iterations' time; the longest first
+    outside: Sequence[tuple[str, float]]  # name and seconds of what lies outside of iterations
+    purposes: Sequence[tuple[str, float]]  # name and number of network evaluations
+    precisions: Sequence[tuple[str, float]]  # the same by the precision of the network
+    lines: Sequence[tuple[str, str]]  # name and words of everything else that was counted
+    whole: bool  # whether the run's summary says so; else it is what the rows of metrics add up to so far
+    # the rows leave evaluations out, so that precisions and lines that add up are of training iterations
     partly: bool = False
 
     @property

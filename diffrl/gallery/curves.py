@@ -28,23 +28,14 @@ Point = tuple[int, float]
 
 @dataclass(frozen=True)
 class Line:
-    """A metric of a run.
+    """A metric of a run."""
 
-    Args:
-        track: place of its run among the runs that are shown.
-        column: its name in metrics.jsonl.
-        label: in the legend.
-        colour: place in the palette.
-        dash: place among the dashes.
-        points: of the run, nothing thinned.
-    """
-
-    track: int
-    column: str
+    track: int  # place of its run among the runs that are shown
+    column: str  # its name in metrics.jsonl
     label: str
-    colour: int
-    dash: int
-    points: Sequence[Point]
+    colour: int  # place in the palette
+    dash: int  # place among the dashes
+    points: Sequence[Point]  # of the run, nothing thinned
 
 
 def columns_of(tracks: Sequence[Track]) -> list[str]:

@@ -33,36 +33,22 @@ Mark = tuple[str, int, int, str | None]
 
 @dataclass(frozen=True)
 class Entry:
-    """An image of the folder.
+    """An image of the folder."""
 
-    Args:
-        item: as scoring knows it: path, prompt, metadata.
-        file: relative to the folder, with slashes.
-        key: its prompt and, in place of noise, its relative name without the suffix; see `Brief`.
-        mark: see `Mark`.
-    """
-
-    item: Item
-    file: str
-    key: Key
-    mark: Mark
+    item: Item  # as scoring knows it: path, prompt, metadata
+    file: str  # relative to the folder, with slashes
+    key: Key  # its prompt and, in place of noise, its relative name without the suffix; see `Brief`
+    mark: Mark  # see `Mark`
 
 
 @dataclass(frozen=True)
 class Look:
-    """What lies in a folder, seen without opening anything.
+    """What lies in a folder, seen without opening anything."""
 
-    Args:
-        files: size and time of change of images and captions, by relative name.
-        outside: links to somewhere else, or to nothing; they are left out.
-        captions_outside: captions among them.
-        there: whether there is a folder at all.
-    """
-
-    files: Mapping[str, tuple[int, int]]
-    outside: frozenset[str] = frozenset()
-    captions_outside: tuple[str, ...] = ()
-    there: bool = True
+    files: Mapping[str, tuple[int, int]]  # size and time of change of images and captions, by relative name
+    outside: frozenset[str] = frozenset()  # links to somewhere else, or to nothing; they are left out
+    captions_outside: tuple[str, ...] = ()  # captions among them
+    there: bool = True  # whether there is a folder at all
 
     @property
     def version(self) -> str:

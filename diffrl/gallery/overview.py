@@ -25,27 +25,17 @@ DEEP = 20
 
 
 class Pairs(NamedTuple):
-    """The first samples of the first and of the last evaluation.
+    """The first samples of the first and of the last evaluation."""
 
-    Args:
-        columns: the two; one if there is only one; none without samples.
-        views: the pairs, in the order of the prompts.
-        reward: that they show; None without any.
-        notes: sentences on what is not there.
-        likeness: what the two of a pair share, in words; see `compare.likeness`.
-        worst: of each prompt the pair that lost most, the greatest loss first; of equal ones those with both images.
-        worse: how many lost at all.
-        unselected: whether no score had a part in which samples are shown.
-    """
-
-    columns: Sequence[Column] = ()
-    views: Sequence[View] = ()
-    reward: str | None = None
-    notes: Sequence[str] = ()
-    likeness: str = ""
+    columns: Sequence[Column] = ()  # the two; one if there is only one; none without samples
+    views: Sequence[View] = ()  # the pairs, in the order of the prompts
+    reward: str | None = None  # that they show; None without any
+    notes: Sequence[str] = ()  # sentences on what is not there
+    likeness: str = ""  # what the two of a pair share, in words; see `compare.likeness`
+    # of each prompt the pair that lost most, the greatest loss first; of equal ones those with both images
     worst: Sequence[View] = ()
-    worse: int = 0
-    unselected: bool = True
+    worse: int = 0  # how many lost at all
+    unselected: bool = True  # whether no score had a part in which samples are shown
 
 
 def before_and_after(source: Source, count: int, worst: int = 0) -> Pairs:

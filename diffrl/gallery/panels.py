@@ -16,28 +16,17 @@ CROWDED = 6
 
 @dataclass(frozen=True)
 class Panel:
-    """One axis and what stands on it.
+    """One axis and what stands on it."""
 
-    Args:
-        id: in addresses; the column where there is only one.
-        section: heading that it stands under.
-        title: what is shown.
-        columns: names in metrics.jsonl.
-        unit: on the axis; "" where the metric has none that is known.
-        note: a few words on the meaning.
-        fold: what it is folded away under, "" where it shows at once.
-        scale: what values are multiplied with for the axis; files keep the run's own units.
-        band: column of what is drawn around the line, above and below it: a standard deviation, half an interval.
-    """
-
-    id: str
-    section: str
+    id: str  # in addresses; the column where there is only one
+    section: str  # heading that it stands under
     title: str
-    columns: tuple[str, ...]
-    unit: str = ""
-    note: str = ""
-    fold: str = ""
-    scale: float = 1.0
+    columns: tuple[str, ...]  # names in metrics.jsonl
+    unit: str = ""  # on the axis; "" where the metric has none that is known
+    note: str = ""  # a few words on the meaning
+    fold: str = ""  # what it is folded away under, "" where it shows at once
+    scale: float = 1.0  # what values are multiplied with for the axis; files keep the run's own units
+    # column of what is drawn around the line, above and below it: a standard deviation, half an interval
     band: str | None = None
 
     @property

@@ -54,30 +54,19 @@ class Change:
 
 @dataclass(frozen=True)
 class Progress:
-    """A run's course.
+    """A run's course."""
 
-    Args:
-        state: "finished", "running" or "stopped"; "unknown" where config.yaml, which a run begins with, is missing, and
-            so may all else be that tells.
-        done: iterations.
-        total: iterations that were asked for; None if config.yaml does not tell.
-        written: seconds since 1970 of the last change.
-        rows: of metrics.jsonl that have held-out values.
-        training: iteration and mean training reward, thinned to `POINTS`.
-        broken: lines of metrics.jsonl that are no rows, apart from a last one that is being written.
-        ended: how it was stopped, as far as its log tells: one of `ENDED`, "" otherwise.
-        lower: labels of held-out rewards of which less is better.
-    """
-
+    # "finished", "running" or "stopped"; "unknown" where config.yaml, which a run begins with, is missing, and so may
+    # all else be that tells
     state: str
-    done: int
-    total: int | None
-    written: float
-    rows: Sequence[Mapping[str, Any]]
-    training: Sequence[tuple[int, float]]
-    broken: int
-    ended: str = ""
-    lower: Collection[str] = ()
+    done: int  # iterations
+    total: int | None  # iterations that were asked for; None if config.yaml does not tell
+    written: float  # seconds since 1970 of the last change
+    rows: Sequence[Mapping[str, Any]]  # of metrics.jsonl that have held-out values
+    training: Sequence[tuple[int, float]]  # iteration and mean training reward, thinned to `POINTS`
+    broken: int  # lines of metrics.jsonl that are no rows, apart from a last one that is being written
+    ended: str = ""  # how it was stopped, as far as its log tells: one of `ENDED`, "" otherwise
+    lower: Collection[str] = ()  # labels of held-out rewards of which less is better
 
     @cached_property
     def evaluations(self) -> list[tuple[int, dict[str, float | None]]]:

@@ -63,25 +63,15 @@ def wilson(wins: int, trials: int) -> Rate:
 
 @dataclass(frozen=True)
 class Opinion:
-    """A reward model beside the voters.
+    """A reward model beside the voters."""
 
-    Args:
-        reward: its name.
-        lower: whether less of it is better.
-        prefers_b: of the distinct pairs that it tells apart, how many it finds better in B.
-        undecided: distinct pairs that it cannot tell apart.
-        unknown: distinct pairs of which it has not scored both.
-        agrees: of the votes that both decide, how often it says the same.
-        left_out: votes for which it, or the voter, is undecided.
-    """
-
-    reward: str
-    lower: bool
-    prefers_b: Rate
-    undecided: int
-    unknown: int
-    agrees: Rate
-    left_out: int
+    reward: str  # its name
+    lower: bool  # whether less of it is better
+    prefers_b: Rate  # of the distinct pairs that it tells apart, how many it finds better in B
+    undecided: int  # distinct pairs that it cannot tell apart
+    unknown: int  # distinct pairs of which it has not scored both
+    agrees: Rate  # of the votes that both decide, how often it says the same
+    left_out: int  # votes for which it, or the voter, is undecided
 
 
 @dataclass(frozen=True)

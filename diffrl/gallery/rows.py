@@ -24,17 +24,11 @@ def per_page(columns: int) -> int:
 
 @dataclass(frozen=True)
 class Cell:
-    """One column of a row.
-
-    Args:
-        column: which.
-        sample: None where the column has no such sample.
-        value: of the chosen reward.
-    """
+    """One column of a row."""
 
     column: Column
-    sample: Sample | None
-    value: float | None
+    sample: Sample | None  # None where the column has no such sample
+    value: float | None  # of the chosen reward
 
 
 @dataclass(frozen=True)
@@ -49,27 +43,16 @@ class Line:
 
 @dataclass(frozen=True)
 class View:
-    """A row.
+    """A row."""
 
-    Args:
-        order: place in the unsorted list.
-        prompt: its text.
-        name: of its file, "" of samples of runs.
-        cells: one a column.
-        change: of the chosen reward.
-        rewards: every reward that any of the cells has.
-        lower: names of rewards of which less is better.
-        compared: place of the cell that the change belongs to.
-    """
-
-    order: int
+    order: int  # place in the unsorted list
     prompt: str
-    name: str
-    cells: Sequence[Cell]
-    change: float | None
-    rewards: Sequence[Line]
-    lower: Collection[str] = ()
-    compared: int = -1
+    name: str  # of its file, "" of samples of runs
+    cells: Sequence[Cell]  # one a column
+    change: float | None  # of the chosen reward
+    rewards: Sequence[Line]  # every reward that any of the cells has
+    lower: Collection[str] = ()  # names of rewards of which less is better
+    compared: int = -1  # place of the cell that the change belongs to
 
     @property
     def listed(self) -> list[tuple[str, Line]]:

@@ -40,27 +40,16 @@ Joined = tuple[Matched, Sequence[Sequence[Brief]]]
 
 @dataclass(frozen=True)
 class Compared:
-    """What an address compares.
+    """What an address compares."""
 
-    Args:
-        choice: the columns, at least one.
-        asked: filters, order and reward.
-        joined: samples beside each other.
-        seeds: of how many seeds of how many configurations the sources are; "" if of none.
-        pair: which columns are compared.
-        every: all rows.
-        rows: those that were asked for, in their order.
-        like: `Row.order` of the sample whose scores they have; None for all.
-    """
-
-    choice: Choice
-    asked: Wanted
-    joined: Joined
-    seeds: str
-    pair: Versus
+    choice: Choice  # the columns, at least one
+    asked: Wanted  # filters, order and reward
+    joined: Joined  # samples beside each other
+    seeds: str  # of how many seeds of how many configurations the sources are; "" if of none
+    pair: Versus  # which columns are compared
     every: Sequence[Row]
-    rows: Sequence[Row]
-    like: int | None
+    rows: Sequence[Row]  # those that were asked for, in their order
+    like: int | None  # `Row.order` of the sample whose scores they have; None for all
 
 
 def compared(query: Query, choice: Choice) -> Compared:
