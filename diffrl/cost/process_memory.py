@@ -36,17 +36,12 @@ LESS_ON_HOST = (
 
 @dataclass(frozen=True)
 class Offer:
-    """Memory that a run may take. What libraries take is part of a plan, so what they hold already is part of this.
+    """Memory that a run may take. What libraries take is part of a plan, so what they hold already is part of this."""
 
-    Args:
-        gpu: bytes of a process's GPU; None where the model is on the CPU.
-        host: bytes of the computer's memory, which the processes of a machine share; None if it is not known.
-        mappable: bytes that a process may map, files among them; None without a limit.
-    """
-
-    gpu: int | None
+    gpu: int | None  # bytes of a process's GPU; None where the model is on the CPU
+    # bytes of the computer's memory, which the processes of a machine share; None if it is not known
     host: int | None = None
-    mappable: int | None = None
+    mappable: int | None = None  # bytes that a process may map, files among them; None without a limit
 
     @property
     def device(self) -> str:

@@ -53,17 +53,11 @@ def generate_pictures(request: GenerateRequest, out: Path) -> list[str]:
 
 @dataclass(frozen=True)
 class Drawing:
-    """A model that is ready to sample, and how.
+    """A model that is ready to sample, and how."""
 
-    Args:
-        model: the model.
-        sampler: how latents are carried.
-        lines: what the user should know of it.
-    """
-
-    model: OpenModel
-    sampler: Sampler
-    lines: Sequence[str]
+    model: OpenModel  # the model
+    sampler: Sampler  # how latents are carried
+    lines: Sequence[str]  # what the user should know of it
 
 
 def open_drawing(request: GenerateRequest) -> Drawing:

@@ -31,17 +31,11 @@ from diffrl.training.session import open_adapter
 
 @dataclass(frozen=True)
 class Choice:
-    """Which checkpoint is asked for; with none of the three, the newest healthy one that is whole.
+    """Which checkpoint is asked for; with none of the three, the newest healthy one that is whole."""
 
-    Args:
-        step: that of this iteration.
-        best: of those whose iteration was evaluated, the one with the best first held-out reward.
-        newest: the newest that is whole, healthy or not.
-    """
-
-    step: int | None = None
-    best: bool = False
-    newest: bool = False
+    step: int | None = None  # that of this iteration
+    best: bool = False  # of those whose iteration was evaluated, the one with the best first held-out reward
+    newest: bool = False  # the newest that is whole, healthy or not
 
     @property
     def asked(self) -> list[str]:

@@ -31,19 +31,12 @@ CREATE TABLE scores (
 
 @dataclass(frozen=True)
 class Score:
-    """One reward of one sample.
+    """One reward of one sample."""
 
-    Args:
-        raw: NaN where it failed.
-        parts: named components; NaN where unknown.
-        error: why it failed, or None.
-        note: the scorer's reason in words, if it gave one.
-    """
-
-    raw: float
-    parts: Mapping[str, float] = field(default_factory=dict)
-    error: str | None = None
-    note: str | None = None
+    raw: float  # NaN where it failed
+    parts: Mapping[str, float] = field(default_factory=dict)  # named components; NaN where unknown
+    error: str | None = None  # why it failed, or None
+    note: str | None = None  # the scorer's reason in words, if it gave one
 
     @property
     def ok(self) -> bool:

@@ -27,25 +27,15 @@ HIDDEN, OTHER, UNLISTED = "hidden", "neither image nor video", f"not in {SAMPLES
 
 @dataclass(frozen=True)
 class Selection:
-    """Which samples, and their prompts.
+    """Which samples, and their prompts."""
 
-    Args:
-        paths: files, folders, patterns ("out/**/*.png") or directories of runs.
-        stage: of runs, only this stage.
-        iterations: of runs, only these; empty: all.
-        prompt: of every image.
-        prompts: a file of prompts; see `captions.from_prompts_file`.
-        media: "image" or "video": only these; None: all.
-        limit: only the first, after sorting.
-    """
-
-    paths: Sequence[str]
-    stage: str | None = None
-    iterations: Sequence[int] = ()
-    prompt: str | None = None
-    prompts: Path | None = None
-    media: str | None = None
-    limit: int | None = None
+    paths: Sequence[str]  # files, folders, patterns ("out/**/*.png") or directories of runs
+    stage: str | None = None  # of runs, only this stage
+    iterations: Sequence[int] = ()  # of runs, only these; empty: all
+    prompt: str | None = None  # of every image
+    prompts: Path | None = None  # a file of prompts; see `captions.from_prompts_file`
+    media: str | None = None  # "image" or "video": only these; None: all
+    limit: int | None = None  # only the first, after sorting
 
 
 def collect(selection: Selection) -> Found:

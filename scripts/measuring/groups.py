@@ -17,27 +17,16 @@ UNSEEN = "run.seed=10 eval.seed=4321"
 
 @dataclass(frozen=True)
 class Group:
-    """One comparison, and what is asked of it.
+    """One comparison, and what is asked of it."""
 
-    Args:
-        arms: label -> configuration and overrides.
-        budget: evaluations of a run, priced.
-        seeds: of each arm.
-        questions: question -> pairs (first, second): second less first answers it.
-        prices: of evaluations.
-        evals: held-out evaluations of a run, besides the one before it.
-        guidance: scales that base and aligned model are measured with, besides none; nor that.
-        own_noise: whether each seed is evaluated on noise of its own.
-    """
-
-    arms: dict[str, str]
-    budget: int
-    seeds: int
-    questions: dict[str, tuple[tuple[str, str], ...]]
-    prices: str = "equal"
-    evals: int = 2
-    guidance: tuple[float, ...] = ()
-    own_noise: bool = False
+    arms: dict[str, str]  # label -> configuration and overrides
+    budget: int  # evaluations of a run, priced
+    seeds: int  # of each arm
+    questions: dict[str, tuple[tuple[str, str], ...]]  # question -> pairs (first, second): second less first answers it
+    prices: str = "equal"  # of evaluations
+    evals: int = 2  # held-out evaluations of a run, besides the one before it
+    guidance: tuple[float, ...] = ()  # scales that base and aligned model are measured with, besides none; nor that
+    own_noise: bool = False  # whether each seed is evaluated on noise of its own
 
 
 RATES = {
