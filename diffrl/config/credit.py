@@ -87,8 +87,7 @@ class CreditSettings(Section):
         "with the parent, in units of the step's spread.",
     )
     combine: Literal["sum", "gdpo"] = Field(
-        "sum",
-        description="Several rewards: weighted sum, or each normalised in its group first (GDPO).",
+        "sum", description="Several rewards: weighted sum, or each normalised in its group first (GDPO)."
     )
     baseline: Literal["mean", "median"] = Field(
         "mean", description="What is subtracted; with median an odd group's middle sample trains nothing."

@@ -10,16 +10,7 @@ from diffrl.config.tree import TreeSettings
 from diffrl.precision.facts import AUTO, ENGINES, TRAINING
 from diffrl.precision.formats import PRECISIONS
 from diffrl.registry import SELECTIONS
-from diffrl.sections import (
-    LONGEST_TEXT,
-    MOST_ITERATIONS,
-    MOST_SAMPLES,
-    MOST_STEPS,
-    Known,
-    ListOf,
-    Section,
-    problems,
-)
+from diffrl.sections import LONGEST_TEXT, MOST_ITERATIONS, MOST_SAMPLES, MOST_STEPS, Known, ListOf, Section, problems
 
 SOL_RL = "sol_rl"
 """What stands in `exclude` for the layers that Sol-RL's code leaves as they are."""

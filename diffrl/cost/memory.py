@@ -15,13 +15,7 @@ from diffrl.cost.activations import Activations, count_blocks
 from diffrl.cost.host import HostMemory, file_weights
 from diffrl.cost.rollout_size import FLOAT32, RolloutSize
 from diffrl.cost.scorers import ScorerWeights, scorer_weights
-from diffrl.cost.weight_bytes import (
-    BUFFERS,
-    BYTES,
-    count_parameters,
-    lora_parameters,
-    quantised_bytes,
-)
+from diffrl.cost.weight_bytes import BUFFERS, BYTES, count_parameters, lora_parameters, quantised_bytes
 from diffrl.data.prompts import load_prompts
 from diffrl.errors import ConfigError
 from diffrl.models.architecture import Architecture, describe_pipeline

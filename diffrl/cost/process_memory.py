@@ -8,13 +8,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from diffrl.cost.gpus import Gpu
-from diffrl.cost.host_limits import (
-    GIB,
-    address_space_left,
-    anonymous_bytes,
-    available_host_bytes,
-    processes_here,
-)
+from diffrl.cost.host_limits import GIB, address_space_left, anonymous_bytes, available_host_bytes, processes_here
 from diffrl.cost.memory import LIBRARIES, Memory
 
 if TYPE_CHECKING:  # a plan needs no tensors

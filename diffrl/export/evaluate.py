@@ -146,14 +146,7 @@ def measure(request: EvaluateRequest, tell: Callable[[str], None] = print) -> It
                 },
             )
             evaluation = evaluate(
-                Ranks(),
-                adapter,
-                encode,
-                prompts,
-                setting.scorers,
-                settings,
-                setting.decode_batch,
-                stream,
+                Ranks(), adapter, encode, prompts, setting.scorers, settings, setting.decode_batch, stream
             )
             _require_scores(evaluation, tell)
             varied = None

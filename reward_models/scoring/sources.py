@@ -10,13 +10,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from reward_models.common.errors import RewardError
-from reward_models.scoring.captions import (
-    SAMPLE_KEYS,
-    SAMPLES_INDEX,
-    from_prompts_file,
-    is_caption,
-    with_captions,
-)
+from reward_models.scoring.captions import SAMPLE_KEYS, SAMPLES_INDEX, from_prompts_file, is_caption, with_captions
 from reward_models.scoring.items import MEDIA_SUFFIXES, Found, Item, is_media, peek
 from reward_models.scoring.order import natural_key
 from reward_models.scoring.runs import is_run, samples_of_run
@@ -181,12 +175,5 @@ def _generated(path: Path, caption: Caption, folder: Path) -> Item:
     metadata = {key: value for key, value in caption.metadata.items() if key not in SAMPLE_KEYS}
     sample = {key: caption.metadata[key] for key in SAMPLE_KEYS if key in caption.metadata}
     return Item(
-        path,
-        str(path),
-        folder,
-        caption.prompt,
-        metadata,
-        sample,
-        problem=caption.problem,
-        prompt_from=SAMPLES_INDEX,
+        path, str(path), folder, caption.prompt, metadata, sample, problem=caption.problem, prompt_from=SAMPLES_INDEX
     )

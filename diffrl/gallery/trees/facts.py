@@ -10,19 +10,7 @@ from typing import NamedTuple
 
 from diffrl.gallery.numbers import counted
 from diffrl.gallery.records import reason
-from diffrl.gallery.trees.numbers import (
-    compact,
-    known,
-    level,
-    likelier,
-    number,
-    push,
-    share,
-    signed,
-    three,
-    tiny,
-    weak,
-)
+from diffrl.gallery.trees.numbers import compact, known, level, likelier, number, push, share, signed, three, tiny, weak
 from diffrl.gallery.trees.sums import reward_sum, sample_sum, step_sum
 from diffrl.gallery.trees.view import TreeView, total
 from diffrl.trees.record import TreeNode
