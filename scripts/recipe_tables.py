@@ -56,21 +56,13 @@ for kind in (Loader, Dumper):
 
 @dataclass(frozen=True)
 class Recipe:
-    """A recipe before it is text.
+    """A recipe before it is text."""
 
-    Args:
-        family: of models.
-        preset: the file's name.
-        layers: of which it is made, merged.
-        settings: the configuration, by sections; floats are texts.
-        others: overrides that the header offers: name -> dotted key -> value.
-    """
-
-    family: str
-    preset: str
-    layers: Mapping[str, Any]
-    settings: Mapping[str, Any]
-    others: Mapping[str, Mapping[str, Any]]
+    family: str  # of models
+    preset: str  # the file's name
+    layers: Mapping[str, Any]  # of which it is made, merged
+    settings: Mapping[str, Any]  # the configuration, by sections; floats are texts
+    others: Mapping[str, Mapping[str, Any]]  # overrides that the header offers: name -> dotted key -> value
 
     @property
     def name(self) -> str:

@@ -23,16 +23,7 @@ from measuring.bands import strayed
 from measuring.figure import draw_budgets
 from measuring.groups import BUDGETS, GROUPS, GUIDED, POOLS, Group
 from measuring.spaces import read_trials, trials_file
-from measuring.tables import (
-    OVERVIEW,
-    answers,
-    budgets_table,
-    fewer_tables,
-    overview,
-    pool_table,
-    scores,
-    searched,
-)
+from measuring.tables import OVERVIEW, answers, budgets_table, fewer_tables, overview, pool_table, scores, searched
 from rich.console import Console
 
 from diffrl.display import markdown_table

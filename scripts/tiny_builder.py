@@ -36,29 +36,17 @@ Velocity = Callable[[Tensor, Tensor, Tensor, Tensor], Tensor]
 
 @dataclass(frozen=True)
 class Recipe:
-    """What the command line decides.
+    """What the command line decides."""
 
-    Args:
-        seed: of everything.
-        out: folder to write.
-        vae_steps: optimiser steps of the autoencoder, by its phases.
-        steps: optimiser steps of the transformer, at most.
-        count: how much is rendered to train on, as the world counts it.
-        samples: generated to measure.
-        watch: steps between two looks at held-out scores; 0 for none.
-        enough: first score of a look at which training stops.
-        vae_folder: where the trained autoencoder is kept, or taken from.
-    """
-
-    seed: int
-    out: Path
-    vae_steps: tuple[int, ...]
-    steps: int
-    count: int
-    samples: int
-    watch: int = 0
-    enough: float = math.inf
-    vae_folder: Path | None = None
+    seed: int  # of everything
+    out: Path  # folder to write
+    vae_steps: tuple[int, ...]  # optimiser steps of the autoencoder, by its phases
+    steps: int  # optimiser steps of the transformer, at most
+    count: int  # how much is rendered to train on, as the world counts it
+    samples: int  # generated to measure
+    watch: int = 0  # steps between two looks at held-out scores; 0 for none
+    enough: float = math.inf  # first score of a look at which training stops
+    vae_folder: Path | None = None  # where the trained autoencoder is kept, or taken from
 
 
 class World:

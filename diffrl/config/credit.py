@@ -52,10 +52,8 @@ class PruneSettings(Section):
     def _best_goes_with_extremes(self) -> Self:
         if (self.best is not None) != (self.width == "extremes"):
             raise problems(
-                [
-                    "credit.prune.best goes with credit.prune.width: extremes. Got "
-                    f"best={show(self.best)}, width={show(self.width)}. Give both or neither."
-                ]
+                "credit.prune.best goes with credit.prune.width: extremes. Got "
+                f"best={show(self.best)}, width={show(self.width)}. Give both or neither."
             )
         return self
 
@@ -89,8 +87,7 @@ class CreditSettings(Section):
         "with the parent, in units of the step's spread.",
     )
     combine: Literal["sum", "gdpo"] = Field(
-        "sum",
-        description="Several rewards: weighted sum, or each normalised in its group first (GDPO).",
+        "sum", description="Several rewards: weighted sum, or each normalised in its group first (GDPO)."
     )
     baseline: Literal["mean", "median"] = Field(
         "mean", description="What is subtracted; with median an odd group's middle sample trains nothing."

@@ -10,16 +10,7 @@ from diffrl.config.tree import TreeSettings
 from diffrl.precision.facts import AUTO, ENGINES, TRAINING
 from diffrl.precision.formats import PRECISIONS
 from diffrl.registry import SELECTIONS
-from diffrl.sections import (
-    LONGEST_TEXT,
-    MOST_ITERATIONS,
-    MOST_SAMPLES,
-    MOST_STEPS,
-    Known,
-    ListOf,
-    Section,
-    problems,
-)
+from diffrl.sections import LONGEST_TEXT, MOST_ITERATIONS, MOST_SAMPLES, MOST_STEPS, Known, ListOf, Section, problems
 
 SOL_RL = "sol_rl"
 """What stands in `exclude` for the layers that Sol-RL's code leaves as they are."""
@@ -105,10 +96,8 @@ class DrawFidelitySettings(Section):
     def _no_idle_keys(self) -> Self:
         if self.every is None and self.action != "warn":
             raise problems(
-                [
-                    "rollout.draw.fidelity.action must be left at warn with every: null, where nothing is audited. "
-                    f"Got {self.action}. Set every, such as 20, or remove action."
-                ]
+                "rollout.draw.fidelity.action must be left at warn with every: null, where nothing is audited. "
+                f"Got {self.action}. Set every, such as 20, or remove action."
             )
         return self
 

@@ -66,10 +66,8 @@ class TrainSettings(Section):
     def _whole_states(self) -> Self:
         if self.sharding == "fsdp" and self.optimizer == "adamw_8bit":
             raise problems(
-                [
-                    "train.optimizer must be adamw with train.sharding: fsdp: the 8-bit form cannot be split. Got "
-                    "adamw_8bit. Use adamw, or sharding: none."
-                ]
+                "train.optimizer must be adamw with train.sharding: fsdp: the 8-bit form cannot be split. Got "
+                "adamw_8bit. Use adamw, or sharding: none."
             )
         return self
 
@@ -77,10 +75,8 @@ class TrainSettings(Section):
     def _no_idle_keys(self) -> Self:
         if self.schedule == "constant" and self.final_learning_rate != 0.1:
             raise problems(
-                [
-                    "train.final_learning_rate must be left at 0.1 with train.schedule: constant, where it has no "
-                    f"effect. Got {show(self.final_learning_rate)}. Set schedule: cosine or linear, or remove it."
-                ]
+                "train.final_learning_rate must be left at 0.1 with train.schedule: constant, where it has no "
+                f"effect. Got {show(self.final_learning_rate)}. Set schedule: cosine or linear, or remove it."
             )
         return self
 

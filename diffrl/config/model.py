@@ -107,10 +107,7 @@ class ModelSettings(Section):
         "and assets/tiny-words come with diffrl: they are found from any folder that has none of that name.",
     )
     revision: str | None = Field(
-        None,
-        min_length=1,
-        max_length=LONGEST_TEXT,
-        description="Branch, tag or commit on the hub; null = the newest.",
+        None, min_length=1, max_length=LONGEST_TEXT, description="Branch, tag or commit on the hub; null = the newest."
     )
     variant: str | None = Field(
         None,

@@ -160,8 +160,7 @@ class RolloutSettings(Section):
         "0, changes almost nothing; merged = its own for one step more, the last two in one.",
     )
     solver: Literal["ode", "ab2"] = Field(
-        "ode",
-        description="Of deterministic steps: ode = Euler; ab2 = Adams-Bashforth, second order at the same cost.",
+        "ode", description="Of deterministic steps: ode = Euler; ab2 = Adams-Bashforth, second order at the same cost."
     )
     dynamics: Dynamics | None = Field(
         None, description="How a stochastic step draws its noise. Must be given unless no step is stochastic."

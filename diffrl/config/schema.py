@@ -162,11 +162,9 @@ class PromptSettings(Section):
         world, _, split = self.train.partition(":")
         if self.eval is None and (world not in WORLDS or split != "train"):
             raise problems(
-                [
-                    "prompts.eval must be given unless prompts.train is the train split of an embedded world, whose "
-                    f"tune split is taken then. Got null, with train={show(self.train)}. Name prompts that are not "
-                    "trained on."
-                ]
+                "prompts.eval must be given unless prompts.train is the train split of an embedded world, whose "
+                f"tune split is taken then. Got null, with train={show(self.train)}. Name prompts that are not "
+                "trained on."
             )
         return self
 
@@ -191,10 +189,8 @@ class EvalSettings(Section):
     def _schedules_belong_to_training(self) -> Self:
         if scheduled := [reward.key for reward in self.rewards if reward.schedule]:
             raise problems(
-                [
-                    f"eval.rewards must have no schedule: they are measured alike every time. Got one for "
-                    f"{show(scheduled)}. Remove it."
-                ]
+                f"eval.rewards must have no schedule: they are measured alike every time. Got one for "
+                f"{show(scheduled)}. Remove it."
             )
         return self
 

@@ -60,10 +60,8 @@ class TreeSettings(Section):
     def _a_branching_for_each_split(self) -> Self:
         if isinstance(self.branches, tuple) and len(self.branches) != len(self.splits):
             raise problems(
-                [
-                    "rollout.tree.branches must have one entry for each of rollout.tree.splits, or be one number. Got "
-                    f"branches={show(list(self.branches))}, splits={show(list(self.splits))}. Add or remove entries."
-                ]
+                "rollout.tree.branches must have one entry for each of rollout.tree.splits, or be one number. Got "
+                f"branches={show(list(self.branches))}, splits={show(list(self.splits))}. Add or remove entries."
             )
         return self
 

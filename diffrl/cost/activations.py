@@ -44,29 +44,17 @@ class Bytes(NamedTuple):
 
 @dataclass(frozen=True)
 class Activations:
-    """Sizes of a pipeline's samples, weights left out.
+    """Sizes of a pipeline's samples, weights left out."""
 
-    Args:
-        latents: numbers in one sample's latents.
-        pixels: of one image, or of all frames of a video.
-        encoding: numbers in one prompt's encoding, the empty prompt's included where guidance asks for it.
-        flops: operations of a network call on one sample, forward.
-        forward: that a call without gradient holds at most.
-        graph: that are kept of a call for its backward pass.
-        update: that a call and its backward pass hold at most.
-        decode: bytes that decoding one sample holds at most.
-        tile: the same with tiles.
-    """
-
-    latents: int
-    pixels: int
-    encoding: int
-    flops: int
-    forward: Bytes
-    graph: Bytes
-    update: Bytes
-    decode: int
-    tile: int
+    latents: int  # numbers in one sample's latents
+    pixels: int  # of one image, or of all frames of a video
+    encoding: int  # numbers in one prompt's encoding, the empty prompt's included where guidance asks for it
+    flops: int  # operations of a network call on one sample, forward
+    forward: Bytes  # that a call without gradient holds at most
+    graph: Bytes  # that are kept of a call for its backward pass
+    update: Bytes  # that a call and its backward pass hold at most
+    decode: int  # bytes that decoding one sample holds at most
+    tile: int  # the same with tiles
 
     def to_json(self) -> dict[str, Any]:
         """Return the numbers as JSON has them."""

@@ -24,19 +24,12 @@ Overrides = Mapping[str, Any]
 
 @dataclass(frozen=True)
 class Fit:
-    """How a run fits a GPU.
+    """How a run fits a GPU."""
 
-    Args:
-        gpu: that it fits: the one asked for, or the smallest that it fits with everything.
-        overrides: keys to set, with their values; none where it fits as it is.
-        costs: what each step of them costs.
-        memory: of the plan with them.
-    """
-
-    gpu: Gpu
-    overrides: Overrides
-    costs: tuple[str, ...]
-    memory: Memory
+    gpu: Gpu  # that it fits: the one asked for, or the smallest that it fits with everything
+    overrides: Overrides  # keys to set, with their values; none where it fits as it is
+    costs: tuple[str, ...]  # what each step of them costs
+    memory: Memory  # of the plan with them
 
 
 def steps_down(config: Config) -> Iterator[tuple[str, Overrides]]:

@@ -31,19 +31,12 @@ bfloat16 accumulated in float32; from NVIDIA's data sheets. The first part that 
 
 @dataclass(frozen=True)
 class Gpu:
-    """What a plan needs to know of a GPU.
+    """What a plan needs to know of a GPU."""
 
-    Args:
-        title: its name, with a part that `RATES` knows.
-        memory: bytes that CUDA reports, of which its driver has taken its part.
-        capability: NVIDIA compute capability.
-        source: of the numbers.
-    """
-
-    title: str
-    memory: int
-    capability: tuple[int, int]
-    source: str
+    title: str  # its name, with a part that `RATES` knows
+    memory: int  # bytes that CUDA reports, of which its driver has taken its part
+    capability: tuple[int, int]  # NVIDIA compute capability
+    source: str  # of the numbers
 
     @property
     def bf16(self) -> float:

@@ -21,17 +21,11 @@ DTYPES = {4: "F32", 2: "BF16"}
 
 @dataclass(frozen=True)
 class HostMemory:
-    """Estimated bytes of the computer's memory.
+    """Estimated bytes of the computer's memory."""
 
-    Args:
-        kept: that a process holds throughout, by purpose.
-        passing: that it holds for a while, by stage; one stage runs at a time.
-        mapped: of files that are mapped, shared by the processes of a machine.
-    """
-
-    kept: Mapping[str, int]
-    passing: Mapping[str, int]
-    mapped: int = 0
+    kept: Mapping[str, int]  # that a process holds throughout, by purpose
+    passing: Mapping[str, int]  # that it holds for a while, by stage; one stage runs at a time
+    mapped: int = 0  # of files that are mapped, shared by the processes of a machine
 
     @property
     def each(self) -> int:

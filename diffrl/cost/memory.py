@@ -15,13 +15,7 @@ from diffrl.cost.activations import Activations, count_blocks
 from diffrl.cost.host import HostMemory, file_weights
 from diffrl.cost.rollout_size import FLOAT32, RolloutSize
 from diffrl.cost.scorers import ScorerWeights, scorer_weights
-from diffrl.cost.weight_bytes import (
-    BUFFERS,
-    BYTES,
-    count_parameters,
-    lora_parameters,
-    quantised_bytes,
-)
+from diffrl.cost.weight_bytes import BUFFERS, BYTES, count_parameters, lora_parameters, quantised_bytes
 from diffrl.data.prompts import load_prompts
 from diffrl.errors import ConfigError
 from diffrl.models.architecture import Architecture, describe_pipeline
@@ -38,24 +32,15 @@ A CUDA context takes about as much."""
 
 @dataclass(frozen=True)
 class Memory:
-    """Estimated bytes of one process.
+    """Estimated bytes of one process."""
 
-    Args:
-        trained_parameters: that the optimiser updates.
-        frozen_parameters: all others, by component of the pipeline.
-        kept: bytes held throughout, by purpose.
-        passing: bytes of activations, by stage; one stage runs at a time.
-        host: what the computer's memory holds, whatever the device is.
-        copy_on_cpu: bytes that the low-precision copy takes on a CPU beyond those in `kept`.
-        scorers: bytes of rewards on other devices than the model, by name of the device.
-    """
-
-    trained_parameters: int
-    frozen_parameters: Mapping[str, int]
-    kept: Mapping[str, int]
-    passing: Mapping[str, int]
-    host: HostMemory
-    copy_on_cpu: int = 0
+    trained_parameters: int  # that the optimiser updates
+    frozen_parameters: Mapping[str, int]  # all others, by component of the pipeline
+    kept: Mapping[str, int]  # bytes held throughout, by purpose
+    passing: Mapping[str, int]  # bytes of activations, by stage; one stage runs at a time
+    host: HostMemory  # what the computer's memory holds, whatever the device is
+    copy_on_cpu: int = 0  # bytes that the low-precision copy takes on a CPU beyond those in `kept`
+    # bytes of rewards on other devices than the model, by name of the device
     scorers: Mapping[str, int] = field(default_factory=dict)
 
     @property
@@ -78,23 +63,14 @@ class Memory:
 
 @dataclass(frozen=True)
 class ParameterCounts:
-    """How many parameters the parts of a pipeline have.
+    """How many parameters the parts of a pipeline have."""
 
-    Args:
-        network: of the transformer, or of both.
-        trained: that the optimiser updates.
-        tables: numbers of fixed tables in the transformer's file.
-        text: of the text encoders, and of one that sees an image for the network.
-        vae: of the picture decoder.
-        others: of further components.
-    """
-
-    network: int
-    trained: int
-    tables: int
-    text: int
-    vae: int
-    others: int
+    network: int  # of the transformer, or of both
+    trained: int  # that the optimiser updates
+    tables: int  # numbers of fixed tables in the transformer's file
+    text: int  # of the text encoders, and of one that sees an image for the network
+    vae: int  # of the picture decoder
+    others: int  # of further components
 
 
 def estimate_memory(

@@ -133,11 +133,7 @@ class IterationCost:
         self._seconds, self._counts = dict(self._clock.seconds), counts
 
     def take(self, counts: Mapping[str, float]) -> tuple[dict[str, float | int], dict[str, float], float]:
-        """Return an iteration's counts with the run's cost so far, its seconds by phase, and its wall seconds.
-
-        Args:
-            counts: of the run up to now.
-        """
+        """Return an iteration's counts with the run's cost so far, its seconds by phase, and its wall seconds."""
         timed = {name: value - self._seconds.get(name, 0.0) for name, value in self._clock.seconds.items()}
         spent = {phase: timed.get(phase, 0.0) for phase in PHASES if phase != "other"}
         now = self._now()

@@ -30,55 +30,30 @@ from diffrl.functional.tree_counts import alive_per_level, ends_per_tree, forwar
 
 @dataclass(frozen=True)
 class Plan:
-    """The size of a run. Counts are over all processes, unless "per process" is said.
+    """The size of a run. Counts are over all processes, unless "per process" is said."""
 
-    Args:
-        iterations: of training.
-        world_size: processes.
-        groups: prompts of an iteration.
-        candidates: pictures of an iteration that are drawn to choose from; 0 without an exploring stage.
-        samples: finished pictures of an iteration that train.
-        stochastic_steps: of the first iteration; a sliding window changes which.
-        edges: stochastic steps of the first iteration over all samples, shared ones once.
-        examples: network evaluations with gradient of the first iteration; siblings share one.
-        updates: optimiser updates of the run.
-        examples_per_update: of each update of the first iteration.
-        micro_batches: forward and backward passes of the first iteration, per process.
-        evaluations: held-out evaluations of the run.
-        network_evaluations: of the run, by purpose.
-        velocities: of the run, by purpose: the same where guidance does not double them.
-        decodes: pictures decoded in the run.
-        reward_calls: pictures scored in the run, once for each reward.
-        exact: whether every sample is known before the run; else counts of chosen samples are upper bounds.
-        checkpointing: whether the update computes activations again.
-        memory: estimate per process, None if the pipeline's files cannot be read here.
-        flops: of a network evaluation, forward; None likewise.
-        tree_evaluations: at most so many, of the first process alone, show how rollouts went; they are in no sum.
-        notes: what the numbers leave out, and keys without effect.
-    """
-
-    iterations: int
-    world_size: int
-    groups: int
-    candidates: int
-    samples: int
-    stochastic_steps: tuple[int, ...]
-    edges: int
-    examples: int
-    updates: int
-    examples_per_update: tuple[int, ...]
-    micro_batches: int
-    evaluations: int
-    network_evaluations: Mapping[str, int]
-    velocities: Mapping[str, int]
-    decodes: int
-    reward_calls: int
-    exact: bool
-    checkpointing: bool
-    memory: Memory | None
-    flops: int | None = None
-    tree_evaluations: int = 0
-    notes: tuple[str, ...] = field(default=())
+    iterations: int  # of training
+    world_size: int  # processes
+    groups: int  # prompts of an iteration
+    candidates: int  # pictures of an iteration that are drawn to choose from; 0 without an exploring stage
+    samples: int  # finished pictures of an iteration that train
+    stochastic_steps: tuple[int, ...]  # of the first iteration; a sliding window changes which
+    edges: int  # stochastic steps of the first iteration over all samples, shared ones once
+    examples: int  # network evaluations with gradient of the first iteration; siblings share one
+    updates: int  # optimiser updates of the run
+    examples_per_update: tuple[int, ...]  # of each update of the first iteration
+    micro_batches: int  # forward and backward passes of the first iteration, per process
+    evaluations: int  # held-out evaluations of the run
+    network_evaluations: Mapping[str, int]  # of the run, by purpose
+    velocities: Mapping[str, int]  # of the run, by purpose: the same where guidance does not double them
+    decodes: int  # pictures decoded in the run
+    reward_calls: int  # pictures scored in the run, once for each reward
+    exact: bool  # whether every sample is known before the run; else counts of chosen samples are upper bounds
+    checkpointing: bool  # whether the update computes activations again
+    memory: Memory | None  # estimate per process, None if the pipeline's files cannot be read here
+    flops: int | None = None  # of a network evaluation, forward; None likewise
+    tree_evaluations: int = 0  # at most so many, of the first process alone, show how rollouts went; they are in no sum
+    notes: tuple[str, ...] = field(default=())  # what the numbers leave out, and keys without effect
 
     @property
     def total_network_evaluations(self) -> int:
@@ -110,31 +85,19 @@ class Plan:
 
 @dataclass(frozen=True)
 class PromptCost:
-    """What one prompt costs in one iteration, guidance left out; upper bounds where samples are chosen.
+    """What one prompt costs in one iteration, guidance left out; upper bounds where samples are chosen."""
 
-    Args:
-        explore: evaluations of the exploring stage.
-        rollout: evaluations in the training precision.
-        values: evaluations of completions.
-        audit: evaluations where it is drawn again by the policy, to judge the copy that draws.
-        starts: nodes that stochastic steps start from.
-        inner: nodes whose picture is decoded and scored for their value.
-        origins: nodes that may train: where stochastic steps start, or only where they split, as the objective has it.
-        trained: those of them that do.
-        edges: stochastic steps.
-        rollout_size: what of the rollout is kept.
-    """
-
-    explore: int
-    rollout: int
-    values: int
-    audit: int
-    starts: int
-    inner: int
+    explore: int  # evaluations of the exploring stage
+    rollout: int  # evaluations in the training precision
+    values: int  # evaluations of completions
+    audit: int  # evaluations where it is drawn again by the policy, to judge the copy that draws
+    starts: int  # nodes that stochastic steps start from
+    inner: int  # nodes whose picture is decoded and scored for their value
+    # nodes that may train: where stochastic steps start, or only where they split, as the objective has it
     origins: int
-    trained: int
-    edges: int
-    rollout_size: RolloutSize
+    trained: int  # those of them that do
+    edges: int  # stochastic steps
+    rollout_size: RolloutSize  # what of the rollout is kept
 
 
 def prompt_cost(config: Config, iteration: int) -> PromptCost:
@@ -334,13 +297,7 @@ def plan_json(plan: Plan, more: Mapping[str, Any] | None = None) -> str:
 
 
 def plan_text(plan: Plan, more: Sequence[tuple[str, str]] = (), notes: Sequence[str] = ()) -> str:
-    """Return the plan as aligned text.
-
-    Args:
-        plan: the plan.
-        more: further rows.
-        notes: further sentences below.
-    """
+    """Return the plan as aligned text, with `more` rows at its end and the sentences of `notes` below."""
     steps = ", ".join(map(str, plan.stochastic_steps)) or "none"
     most = "" if plan.exact else "at most "
     rows: list[tuple[str, str]] = [

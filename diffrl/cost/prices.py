@@ -19,29 +19,19 @@ ARITHMETIC = "operations: forward 1, backward 2, with checkpointing forward agai
 
 @dataclass(frozen=True)
 class Prices:
-    """A price table.
+    """A price table."""
 
-    Args:
-        name: of the table.
-        hardware: that it is for.
-        trained: of an evaluation with gradient.
-        checkpointed: of one with activation checkpointing.
-        explore: of an evaluation of the exploring stage, by its precision; None = 1 whatever its precision.
-        sources: of "trained" and of each precision.
-    """
-
-    name: str
-    hardware: str
-    trained: float = TRAINED
-    checkpointed: float = CHECKPOINTED
+    name: str  # of the table
+    hardware: str  # that it is for
+    trained: float = TRAINED  # of an evaluation with gradient
+    checkpointed: float = CHECKPOINTED  # of one with activation checkpointing
+    # of an evaluation of the exploring stage, by its precision; None = 1 whatever its precision
     explore: Mapping[str, float] | None = None
+    # of "trained" and of each precision
     sources: Mapping[str, str] = field(default_factory=lambda: {"trained": ARITHMETIC})
 
     def exploring(self, precision: str) -> float:
         """Return price of one evaluation of the exploring stage.
-
-        Args:
-            precision: that it runs in.
 
         Raises:
             ConfigError: the table has none for it.

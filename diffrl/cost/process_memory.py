@@ -8,13 +8,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from diffrl.cost.gpus import Gpu
-from diffrl.cost.host_limits import (
-    GIB,
-    address_space_left,
-    anonymous_bytes,
-    available_host_bytes,
-    processes_here,
-)
+from diffrl.cost.host_limits import GIB, address_space_left, anonymous_bytes, available_host_bytes, processes_here
 from diffrl.cost.memory import LIBRARIES, Memory
 
 if TYPE_CHECKING:  # a plan needs no tensors
@@ -36,17 +30,12 @@ LESS_ON_HOST = (
 
 @dataclass(frozen=True)
 class Offer:
-    """Memory that a run may take. What libraries take is part of a plan, so what they hold already is part of this.
+    """Memory that a run may take. What libraries take is part of a plan, so what they hold already is part of this."""
 
-    Args:
-        gpu: bytes of a process's GPU; None where the model is on the CPU.
-        host: bytes of the computer's memory, which the processes of a machine share; None if it is not known.
-        mappable: bytes that a process may map, files among them; None without a limit.
-    """
-
-    gpu: int | None
+    gpu: int | None  # bytes of a process's GPU; None where the model is on the CPU
+    # bytes of the computer's memory, which the processes of a machine share; None if it is not known
     host: int | None = None
-    mappable: int | None = None
+    mappable: int | None = None  # bytes that a process may map, files among them; None without a limit
 
     @property
     def device(self) -> str:
@@ -101,13 +90,7 @@ def _gpu_bytes(device: torch.device) -> int:
 
 
 def shortages(memory: Memory, offer: Offer, world_size: int) -> list[str]:
-    """Return what a plan needs and an offer lacks, in sentences for the user; none where it fits.
-
-    Args:
-        memory: the plan's, of a process.
-        offer: of a machine.
-        world_size: processes of the run.
-    """
+    """Return what a plan needs and an offer lacks, in sentences for the user; none where it fits."""
     device, lacking = offer.device, []
     if offer.gpu is not None and (needed := memory.needed(device)) > offer.gpu:
         lacking.append(f"the run needs about {_gib(needed)} and {_gib(offer.gpu)} are there on {device}. {LESS}")

@@ -9,23 +9,14 @@ FLOAT32, INDEX = 4, 8
 
 @dataclass(frozen=True)
 class RolloutSize:
-    """What a rollout holds until its update is done; of one prompt or of many.
+    """What a rollout holds until its update is done; of one prompt or of many."""
 
-    Args:
-        samples: finished pictures with their latents.
-        nodes: of the forest.
-        origins: recorded steps' beginnings, siblings' once.
-        edges: recorded steps.
-        stored: latents of the recorded steps, each once.
-        predicted: latents of pictures predicted at nodes.
-    """
-
-    samples: int
-    nodes: int
-    origins: int
-    edges: int
-    stored: int
-    predicted: int
+    samples: int  # finished pictures with their latents
+    nodes: int  # of the forest
+    origins: int  # recorded steps' beginnings, siblings' once
+    edges: int  # recorded steps
+    stored: int  # latents of the recorded steps, each once
+    predicted: int  # latents of pictures predicted at nodes
 
     def times(self, count: int, processes: int) -> RolloutSize:
         """Return the size of one of some processes that share `count` as large rollouts."""

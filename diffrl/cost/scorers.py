@@ -20,21 +20,14 @@ PLACES = ("model", "checkpoint", "clip_model", "architecture", "engine", "pretra
 
 @dataclass(frozen=True)
 class ScorerWeights:
-    """Weights of all rewards of a process, those that are held out among them.
+    """Weights of all rewards of a process, those that are held out among them."""
 
-    Args:
-        beside: bytes on the model's own device.
-        other_devices: bytes on other devices, by name (cpu, cuda:1), with those of the largest call there.
-        working: bytes that the largest call on the model's own device takes beside the weights; calls take turns.
-        largest: bytes of the weights that most come with at once, on their way through the computer's memory.
-        notes: what is not counted.
-    """
-
-    beside: int
+    beside: int  # bytes on the model's own device
+    # bytes on other devices, by name (cpu, cuda:1), with those of the largest call there
     other_devices: Mapping[str, int]
-    working: int
-    largest: int
-    notes: tuple[str, ...]
+    working: int  # bytes that the largest call on the model's own device takes beside the weights; calls take turns
+    largest: int  # bytes of the weights that most come with at once, on their way through the computer's memory
+    notes: tuple[str, ...]  # what is not counted
 
 
 def scorer_weights(config: Config) -> ScorerWeights:

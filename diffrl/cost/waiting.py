@@ -23,10 +23,6 @@ def longest_wait(config: Config, world_size: int) -> float:
     """Return the seconds that ranks wait for one that does not come; a reward that is overdue is noticed before.
 
     Each of a rank's calls of a reward may take `rewards.timeout`, and they may queue one behind the other.
-
-    Args:
-        config: of the run.
-        world_size: processes.
     """
     r = config.rollout
     generated = max(0 if r.explore is None else r.explore.candidates, r.redrawn)

@@ -43,10 +43,6 @@ GRACE = 60.0
 def examine(request: DoctorRequest, tell: Callable[[str], None]) -> list[Outcome]:
     """Ask everything, and write doctor.json and doctor.md.
 
-    Args:
-        request: what is asked for.
-        tell: prints a line.
-
     Raises:
         ConfigError: no such section, or the folder is not empty.
         NotHereError: a CUDA device was asked for, and there is none.

@@ -42,21 +42,13 @@ ERROR = 1e-3
 
 @dataclass(frozen=True)
 class Size:
-    """A published model, and how its recipe is cut down to one iteration.
+    """A published model, and how its recipe is cut down to one iteration."""
 
-    Args:
-        path: its name on the hub.
-        recipe: whose settings are taken.
-        overrides: what is set otherwise.
-        needs: seconds that must be left to start it on a GPU.
-        changed: settings of its transformer that are not the published ones.
-    """
-
-    path: str
-    recipe: str
-    overrides: tuple[str, ...]
-    needs: float = 240.0
-    changed: Mapping[str, Any] | None = None
+    path: str  # its name on the hub
+    recipe: str  # whose settings are taken
+    overrides: tuple[str, ...]  # what is set otherwise
+    needs: float = 240.0  # seconds that must be left to start it on a GPU
+    changed: Mapping[str, Any] | None = None  # settings of its transformer that are not the published ones
 
 
 ONCE = (

@@ -21,25 +21,15 @@ __all__ = ["CASES", "Case", "full_adapter", "random_encodings", "tiny_adapter", 
 
 @dataclass(frozen=True)
 class Case:
-    """A model and how it is drawn from.
+    """A model and how it is drawn from."""
 
-    Args:
-        family: of the model.
-        path: its name on the hub.
-        size: options of the adapter.
-        steps: of a sample.
-        guidance_scale: of a sample.
-        samples: in one network call.
-        edges: trained steps in one backward pass.
-    """
-
-    family: str
-    path: str
-    size: Mapping[str, int] = field(default_factory=dict)
-    steps: int = 10
-    guidance_scale: float = 4.5
-    samples: int = 16
-    edges: int = 4
+    family: str  # of the model
+    path: str  # its name on the hub
+    size: Mapping[str, int] = field(default_factory=dict)  # options of the adapter
+    steps: int = 10  # of a sample
+    guidance_scale: float = 4.5  # of a sample
+    samples: int = 16  # in one network call
+    edges: int = 4  # trained steps in one backward pass
 
 
 SQUARE = {"height": 512, "width": 512}

@@ -27,57 +27,35 @@ FRAMES = 12
 
 @dataclass(frozen=True)
 class Result:
-    """The answer to a row's question.
+    """The answer to a row's question."""
 
-    Args:
-        passed: whether it is within the bound.
-        measured: what was measured, in words with its unit.
-        facts: numbers behind it, for the JSON.
-    """
-
-    passed: bool
-    measured: str
-    facts: dict[str, Any] = field(default_factory=dict)
+    passed: bool  # whether it is within the bound
+    measured: str  # what was measured, in words with its unit
+    facts: dict[str, Any] = field(default_factory=dict)  # numbers behind it, for the JSON
 
 
 @dataclass(frozen=True)
 class Row:
-    """A question that the doctor asks.
+    """A question that the doctor asks."""
 
-    Args:
-        name: what is asked about.
-        bound: what `work` must find to pass, in words.
-        work: asks; raises NotHereError where this machine lacks something, anything else is a failure.
-        needs: seconds that must be left to start it.
-    """
-
-    name: str
-    bound: str
+    name: str  # what is asked about
+    bound: str  # what `work` must find to pass, in words
+    # asks; raises NotHereError where this machine lacks something, anything else is a failure
     work: Callable[[], Result]
-    needs: float = 0.0
+    needs: float = 0.0  # seconds that must be left to start it
 
 
 @dataclass(frozen=True)
 class Outcome:
-    """A row of the report.
+    """A row of the report."""
 
-    Args:
-        section: that it belongs to.
-        name: as in `Row`.
-        status: pass, fail or not here.
-        measured: what was found, or why nothing was.
-        bound: as in `Row`.
-        seconds: that it took.
-        facts: as in `Result`.
-    """
-
-    section: str
-    name: str
-    status: Status
-    measured: str
-    bound: str
-    seconds: float = 0.0
-    facts: dict[str, Any] = field(default_factory=dict)
+    section: str  # that it belongs to
+    name: str  # as in `Row`
+    status: Status  # pass, fail or not here
+    measured: str  # what was found, or why nothing was
+    bound: str  # as in `Row`
+    seconds: float = 0.0  # that it took
+    facts: dict[str, Any] = field(default_factory=dict)  # as in `Result`
 
 
 class Budget:

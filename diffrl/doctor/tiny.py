@@ -24,19 +24,12 @@ GUIDANCE = 3.0
 
 @dataclass(frozen=True)
 class Step:
-    """A trained step of a tiny pipeline.
+    """A trained step of a tiny pipeline."""
 
-    Args:
-        adapter: with a LoRA whose weights are all non-zero.
-        latents: (B, ...) float32.
-        sigma: (B,).
-        conditioning: of the prompts.
-    """
-
-    adapter: ModelAdapter
-    latents: Tensor
-    sigma: Tensor
-    conditioning: Conditioning
+    adapter: ModelAdapter  # with a LoRA whose weights are all non-zero
+    latents: Tensor  # (B, ...) float32
+    sigma: Tensor  # (B,)
+    conditioning: Conditioning  # of the prompts
 
     @property
     def trained(self) -> list[torch.nn.Parameter]:

@@ -50,27 +50,16 @@ SAMPLES_OF_A_PIPELINE, STEPS_OF_A_PIPELINE, BATCH_OF_A_PIPELINE = 500, 28, 64
 
 @dataclass(frozen=True)
 class _Setting:
-    """All that the rows of a table have in common.
+    """All that the rows of a table have in common."""
 
-    Args:
-        model: the model; whose weights it has is up to the moment.
-        source: of the prompts.
-        prompts: all of them; the first ones, as many as there are samples, are taken in turn.
-        scorers: what is measured.
-        settings: of the sampling; its guidance is replaced by each row's.
-        guidances: one row each.
-        decode_batch: samples a decoder call.
-        notes: of how the prompts were read, and what is not as it was in training.
-    """
-
-    model: OpenModel
-    source: str
-    prompts: Sequence[Prompt]
-    scorers: Sequence[WeightedScorer]
-    settings: EvalSettings
-    guidances: Sequence[float]
-    decode_batch: int
-    notes: Sequence[str]
+    model: OpenModel  # the model; whose weights it has is up to the moment
+    source: str  # of the prompts
+    prompts: Sequence[Prompt]  # all of them; the first ones, as many as there are samples, are taken in turn
+    scorers: Sequence[WeightedScorer]  # what is measured
+    settings: EvalSettings  # of the sampling; its guidance is replaced by each row's
+    guidances: Sequence[float]  # one row each
+    decode_batch: int  # samples a decoder call
+    notes: Sequence[str]  # of how the prompts were read, and what is not as it was in training
 
 
 def show_evaluation(request: EvaluateRequest, console: Console) -> None:
@@ -157,14 +146,7 @@ def measure(request: EvaluateRequest, tell: Callable[[str], None] = print) -> It
                 },
             )
             evaluation = evaluate(
-                Ranks(),
-                adapter,
-                encode,
-                prompts,
-                setting.scorers,
-                settings,
-                setting.decode_batch,
-                stream,
+                Ranks(), adapter, encode, prompts, setting.scorers, settings, setting.decode_batch, stream
             )
             _require_scores(evaluation, tell)
             varied = None

@@ -53,17 +53,11 @@ def generate_pictures(request: GenerateRequest, out: Path) -> list[str]:
 
 @dataclass(frozen=True)
 class Drawing:
-    """A model that is ready to sample, and how.
+    """A model that is ready to sample, and how."""
 
-    Args:
-        model: the model.
-        sampler: how latents are carried.
-        lines: what the user should know of it.
-    """
-
-    model: OpenModel
-    sampler: Sampler
-    lines: Sequence[str]
+    model: OpenModel  # the model
+    sampler: Sampler  # how latents are carried
+    lines: Sequence[str]  # what the user should know of it
 
 
 def open_drawing(request: GenerateRequest) -> Drawing:
@@ -92,11 +86,6 @@ def open_drawing(request: GenerateRequest) -> Drawing:
 
 def draw(request: GenerateRequest, prompts: Sequence[Prompt], drawing: Drawing) -> Iterator[tuple[int, int, Tensor]]:
     """Yield the samples that a request asks for, a batch of them at a time.
-
-    Args:
-        request: what to sample.
-        prompts: its prompts.
-        drawing: what samples.
 
     Yields:
         The prompt's place in the list, the picture's number, and the picture (3, H, W) or video (F, 3, H, W) uint8.

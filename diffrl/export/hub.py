@@ -47,9 +47,6 @@ def front_matter(config: Config, quantised: bool = False) -> str:
 def require_repository(name: str) -> None:
     """Refuse what cannot be pushed to, before anything is loaded.
 
-    Args:
-        name: as given to --push.
-
     Raises:
         ConfigError: it is no name of a repository.
         NotHereError: nobody is logged in, or the hub does not answer.

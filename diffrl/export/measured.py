@@ -26,47 +26,28 @@ Z = 1.959963984540054
 
 @dataclass(frozen=True)
 class Measured:
-    """What one evaluation found, and everything it depends on.
+    """What one evaluation found, and everything it depends on."""
 
-    Args:
-        weights: "aligned", "base" (of a run, before alignment) or "model" (a pipeline).
-        iteration: of the checkpoint; 0 for base, None for a pipeline.
-        digest: of a run's trained weights, sha256; None for a pipeline.
-        prompts: their source.
-        split: of the embedded world; None for other sources.
-        prompts_left: prompts of the source that were not drawn, for there are fewer samples.
-        n: samples that every reward could score.
-        failed: the others.
-        guidance_scale: 1 is off.
-        steps: of the denoising.
-        solver: its solver.
-        noise_stream: of the noise's addresses, with the seed its whole origin.
-        noise_seed: see noise_stream.
-        means: by reward, and "reward/part".
-        intervals: of the rewards, ends of the 95 % interval over prompts; None of fewer than two that could be scored.
-        time: when, UTC, ISO 8601.
-        variety: diversity and distance to the base, see `export.variety.variety`; None where it was not asked for.
-        version: of diffrl.
-    """
-
-    weights: str
-    iteration: int | None
-    digest: str | None
-    prompts: str
-    split: str | None
-    prompts_left: int
-    n: int
-    failed: int
-    guidance_scale: float
-    steps: int
-    solver: str
-    noise_stream: str
-    noise_seed: int
-    means: Mapping[str, float]
+    weights: str  # "aligned", "base" (of a run, before alignment) or "model" (a pipeline)
+    iteration: int | None  # of the checkpoint; 0 for base, None for a pipeline
+    digest: str | None  # of a run's trained weights, sha256; None for a pipeline
+    prompts: str  # their source
+    split: str | None  # of the embedded world; None for other sources
+    prompts_left: int  # prompts of the source that were not drawn, for there are fewer samples
+    n: int  # samples that every reward could score
+    failed: int  # the others
+    guidance_scale: float  # 1 is off
+    steps: int  # of the denoising
+    solver: str  # its solver
+    noise_stream: str  # of the noise's addresses, with the seed its whole origin
+    noise_seed: int  # see noise_stream
+    means: Mapping[str, float]  # by reward, and "reward/part"
+    # of the rewards, ends of the 95 % interval over prompts; None of fewer than two that could be scored
     intervals: Mapping[str, tuple[float, float] | None]
-    time: str
+    time: str  # when, UTC, ISO 8601
+    # diversity and distance to the base, see `export.variety.variety`; None where it was not asked for
     variety: Mapping[str, float] | None = None
-    version: str = __version__
+    version: str = __version__  # of diffrl
 
     @property
     def label(self) -> str:

@@ -60,17 +60,11 @@ def _option(name: str) -> str:
 
 @dataclass(frozen=True)
 class OpenModel:
-    """A model that is ready to sample.
+    """A model that is ready to sample."""
 
-    Args:
-        adapter: the model.
-        family: its name.
-        run: whose model it is, as it was before alignment; None for a pipeline.
-    """
-
-    adapter: ModelAdapter
+    adapter: ModelAdapter  # the model
     family: str
-    run: AlignedModel | None
+    run: AlignedModel | None  # whose model it is, as it was before alignment; None for a pipeline
 
 
 def open_model(options: ModelOptions, device: torch.device, tell: Callable[[str], None]) -> OpenModel:

@@ -44,8 +44,7 @@ class ModelOptions:
     device: Annotated[str, in_panel(MODEL, "auto, cpu or cuda.")] = "auto"
     dtype: Annotated[str, in_panel(MODEL, "Of --model: float32 or bfloat16.")] = "float32"
     variant: Annotated[
-        str | None,
-        in_panel(MODEL, "Of --model's files of weights: fp16 reads *.fp16.safetensors where there are any."),
+        str | None, in_panel(MODEL, "Of --model's files of weights: fp16 reads *.fp16.safetensors where there are any.")
     ] = None
     negative_prompt: Annotated[
         str | None, in_panel(SAMPLING, "What guidance leads away from, with --model. Default: the empty prompt.")

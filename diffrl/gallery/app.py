@@ -132,27 +132,17 @@ def send_image(site: Site, key: str, file: str, size: int | None, still: bool, h
     return FileResponse(path, media_type=kind, headers=headers, stat_result=stat)
 
 
-def load_first() -> None:
-    """Load what intervals are computed with, a fifth of a second: nearly every page that comes first has some."""
-    import numpy as np  # noqa: F401
-    from scipy import special  # noqa: F401
-
-
 def serve(site: Site, host: str, port: int, ready: Callable[[], None]) -> None:
     """Answer until Ctrl-C, behind whatever else the machine does: training comes first.
 
-    Args:
-        site: what is shown.
-        host: where to listen.
-        port: where to listen.
-        ready: called once requests are answered.
+    `ready` is called once requests are answered.
     """
     os.nice(5)
+    import numpy as np  # noqa: F401 - like special, what intervals are computed with: nearly every first page has some
     import uvicorn
+    from scipy import special  # noqa: F401
 
     from reward_models.serving.connections import server_config
-
-    load_first()
 
     class Server(uvicorn.Server):
         async def startup(self, sockets: list[socket.socket] | None = None) -> None:

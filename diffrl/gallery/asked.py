@@ -12,23 +12,14 @@ from diffrl.gallery.query import Query
 
 @dataclass(frozen=True)
 class Wanted:
-    """What a list of samples was asked for.
+    """What a list of samples was asked for."""
 
-    Args:
-        names: rewards that there are.
-        reward: the chosen one; None if there is none at all.
-        note: why another reward than the wanted one is shown; "" if it is not.
-        prompt: words that prompts contain.
-        sort: one of the page's orders.
-        lower: names of which less is better.
-    """
-
-    names: Sequence[str]
-    reward: str | None
-    note: str
-    prompt: str
-    sort: str
-    lower: Collection[str] = ()
+    names: Sequence[str]  # rewards that there are
+    reward: str | None  # the chosen one; None if there is none at all
+    note: str  # why another reward than the wanted one is shown; "" if it is not
+    prompt: str  # words that prompts contain
+    sort: str  # one of the page's orders
+    lower: Collection[str] = ()  # names of which less is better
 
     @property
     def falling(self) -> bool:
@@ -44,19 +35,12 @@ class Wanted:
 
 @dataclass(frozen=True)
 class Versus:
-    """Which column is compared with which.
+    """Which column is compared with which."""
 
-    Args:
-        of: place of the compared one.
-        against: place of the baseline.
-        show: one of `compare.SHOWN`, or "" for all.
-        parameters: as they stand in an address.
-    """
-
-    of: int
-    against: int
-    show: str
-    parameters: Mapping[str, str | None]
+    of: int  # place of the compared one
+    against: int  # place of the baseline
+    show: str  # one of `compare.SHOWN`, or "" for all
+    parameters: Mapping[str, str | None]  # as they stand in an address
 
 
 def versus(query: Query, keys: Sequence[str]) -> Versus:
@@ -80,7 +64,7 @@ def versus(query: Query, keys: Sequence[str]) -> Versus:
     return Versus(of, against, show, {**named, "show": show})
 
 
-def wanted(query: Query, columns: Sequence[Column], sorts: Sequence[str]) -> Wanted:
+def wanted(query: Query, columns: Sequence[Column]) -> Wanted:
     """Return the filters and the order of an address.
 
     Raises:
@@ -92,7 +76,7 @@ def wanted(query: Query, columns: Sequence[Column], sorts: Sequence[str]) -> Wan
     note = ""
     if asked and asked not in names:
         note = f"These samples have no reward {asked[:100]!r}. Shown: {reward or 'none'}."
-    sort = query.choice("sort", sorts, "order")
+    sort = query.choice("sort", SORTS, "order")
     return Wanted(names, reward, note, query.text("prompt"), sort, lower_rewards(columns, names))
 
 

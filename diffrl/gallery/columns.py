@@ -24,17 +24,11 @@ ORDER = ("eval", "generate", "train")
 
 @dataclass(frozen=True)
 class Column:
-    """A state as a column.
-
-    Args:
-        source: whose it is.
-        state: which.
-        label: its name on the page.
-    """
+    """A state as a column."""
 
     source: Source
     state: State
-    label: str
+    label: str  # its name on the page
 
     @property
     def key(self) -> str:
@@ -54,17 +48,12 @@ class Column:
 
 @dataclass(frozen=True)
 class Choice:
-    """The columns of a page.
+    """The columns of a page."""
 
-    Args:
-        columns: one to six that an address names; of sources that nobody chose among all (`compare.fitting` cuts).
-        notes: sentences on what could not be shown.
-        chosen: whether the address named them.
-    """
-
+    # one to six that an address names; of sources that nobody chose among all (`compare.fitting` cuts)
     columns: Sequence[Column]
-    notes: Sequence[str] = field(default_factory=list)
-    chosen: bool = False
+    notes: Sequence[str] = field(default_factory=list)  # sentences on what could not be shown
+    chosen: bool = False  # whether the address named them
 
 
 def label(state: State) -> str:
@@ -169,15 +158,9 @@ def main_states(states: Sequence[State]) -> list[State]:
 
 
 def options(source: Source, kept: Sequence[State] = ()) -> list[State]:
-    """Return the states of a source for a list: evaluations first, of many iterations evenly chosen ones.
-
-    Args:
-        source: whose.
-        kept: offered in any case.
-    """
+    """Return the states of a source for a list: evaluations first, of many iterations evenly chosen ones and `kept`."""
     states = source.states()
-    stages = dict.fromkeys([stage for stage in ORDER if any(s.stage == stage for s in states)])
-    stages |= dict.fromkeys(state.stage for state in states)
+    stages = dict.fromkeys((*ORDER, *(state.stage for state in states)))
     return [one for stage in stages for one in thinned([s for s in states if s.stage == stage], kept)]
 
 

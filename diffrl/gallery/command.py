@@ -114,12 +114,8 @@ def _export(sources: Sequence[Source], folder: Path, options: Mapping[str, Any],
     from diffrl.gallery.export import export_site
 
     with console.status("Exporting") as status:
-        return export_site(
-            sources,
-            folder,
-            options,
-            lambda done, left: status.update(f"{done:,} pages written, {left:,} more are known…"),
-        )
+        words = "{:,} pages written, {:,} more are known…"
+        return export_site(sources, folder, options, lambda done, left: status.update(words.format(done, left)))
 
 
 def require_votes(path: Path) -> None:
@@ -136,9 +132,8 @@ def require_votes(path: Path) -> None:
     except GalleryError as error:
         raise ConfigError(str(error)) from error
     if read.unreadable and not read.votes and not read.voided:
-        lines = (
-            "its only line is no vote" if read.unreadable == 1 else f"none of its {read.unreadable:,} lines is a vote"
-        )
+        count = read.unreadable
+        lines = "its only line is no vote" if count == 1 else f"none of its {count:,} lines is a vote"
         raise ConfigError(
             f"--votes takes a file that a gallery wrote, or a new one. Got {path}: {lines}. Nothing was changed in it. "
             "Name another."

@@ -27,36 +27,21 @@ Pair = tuple[int, int]
 
 
 def difference(values: Sequence[float | None], pair: Pair) -> float | None:
-    """Return one column's value less another's; None with one column, or where either has none.
-
-    Args:
-        values: a column each.
-        pair: places of the two columns.
-    """
+    """Return one column's value less another's; None with one column, or where either has none."""
     value, other = values[pair[0]], values[pair[1]]
     return None if len(values) < 2 or value is None or other is None else value - other
 
 
 class Row(NamedTuple):
-    """One prompt and noise.
+    """One prompt and noise."""
 
-    Args:
-        order: place in the unsorted list.
-        prompt: its text, of the first column that has it.
-        ids: of the sample in each column; None where a column has no such sample.
-        values: of the chosen reward in each column; None where there is none.
-        pair: places of the column that is compared, and of the one that it is compared with.
-        source: the image that it edits, of the first column that has the row; None of no edit.
-        name: of its file in a folder, of the first column that has the row; "" of samples of runs.
-    """
-
-    order: int
-    prompt: str
-    ids: tuple[int | None, ...]
-    values: tuple[float | None, ...]
-    pair: Pair = (-1, 0)
-    source: str | None = None
-    name: str = ""
+    order: int  # place in the unsorted list
+    prompt: str  # its text, of the first column that has it
+    ids: tuple[int | None, ...]  # of the sample in each column; None where a column has no such sample
+    values: tuple[float | None, ...]  # of the chosen reward in each column; None where there is none
+    pair: Pair = (-1, 0)  # places of the column that is compared, and of the one that it is compared with
+    source: str | None = None  # the image that it edits, of the first column that has the row; None of no edit
+    name: str = ""  # of its file in a folder, of the first column that has the row; "" of samples of runs
 
     @property
     def words(self) -> str:
@@ -80,37 +65,22 @@ class Row(NamedTuple):
 
 
 class Matched(NamedTuple):
-    """What `match` found.
+    """What `match` found."""
 
-    Args:
-        rows: those with all images first; else in the order of the first column, then of the others.
-        by: what made two samples the same, in words.
-        unmatched: places of the columns that share nothing with any other.
-    """
-
-    rows: list[Row]
-    by: str
-    unmatched: list[int]
+    rows: list[Row]  # those with all images first; else in the order of the first column, then of the others
+    by: str  # what made two samples the same, in words
+    unmatched: list[int]  # places of the columns that share nothing with any other
 
 
 class Summary(NamedTuple):
-    """Counts over rows.
-
-    Args:
-        rows: all of them.
-        compared: those with a value in both of the columns that are compared.
-        mean: mean change of the compared; None if there are none.
-        improved: changes for the better by more than `SAME`.
-        unchanged: changes of rounding.
-        worse: changes for the worse by more than `SAME`.
-    """
+    """Counts over rows."""
 
     rows: int
-    compared: int
-    mean: float | None
-    improved: int
-    unchanged: int
-    worse: int
+    compared: int  # those with a value in both of the columns that are compared
+    mean: float | None  # mean change of the compared; None if there are none
+    improved: int  # changes for the better by more than `SAME`
+    unchanged: int  # changes of rounding
+    worse: int  # changes for the worse by more than `SAME`
 
 
 FOLDER = "folder"
@@ -237,12 +207,7 @@ def filter_by_images(
 
 
 def representative_rows(rows: Sequence[Row], columns: Sequence[Sequence[Brief]]) -> list[Row]:
-    """Return the rows of which no image was kept for how much its score changed: these stand for all.
-
-    Args:
-        rows: of `match`.
-        columns: what it was given.
-    """
+    """Return the rows of `match` of which no image was kept for how much its score changed: these stand for all."""
     chosen = [{brief.id for brief in briefs if brief.representative is False} for briefs in columns]
     return [row for row in rows if not any(one in briefs for one, briefs in zip(row.ids, chosen, strict=True))]
 

@@ -13,24 +13,15 @@ from diffrl.tracking.metrics import OUTSIDE
 
 @dataclass(frozen=True)
 class Costs:
-    """What a run has cost.
+    """What a run has cost."""
 
-    Args:
-        phases: name, seconds and share of the iterations' time; the longest first.
-        outside: name and seconds of what lies outside of iterations.
-        purposes: name and number of network evaluations.
-        precisions: the same by the precision of the network.
-        lines: name and words of everything else that was counted.
-        whole: whether the run's summary says so; else it is what the rows of metrics add up to so far.
-        partly: the rows leave evaluations out, so that precisions and lines that add up are of training iterations.
-    """
-
-    phases: Sequence[tuple[str, float, float]]
-    outside: Sequence[tuple[str, float]]
-    purposes: Sequence[tuple[str, float]]
-    precisions: Sequence[tuple[str, float]]
-    lines: Sequence[tuple[str, str]]
-    whole: bool
+    phases: Sequence[tuple[str, float, float]]  # name, seconds and share of the iterations' time; the longest first
+    outside: Sequence[tuple[str, float]]  # name and seconds of what lies outside of iterations
+    purposes: Sequence[tuple[str, float]]  # name and number of network evaluations
+    precisions: Sequence[tuple[str, float]]  # the same by the precision of the network
+    lines: Sequence[tuple[str, str]]  # name and words of everything else that was counted
+    whole: bool  # whether the run's summary says so; else it is what the rows of metrics add up to so far
+    # the rows leave evaluations out, so that precisions and lines that add up are of training iterations
     partly: bool = False
 
     @property
@@ -47,21 +38,17 @@ def costs_of(summary: Mapping[str, Any], track: Track) -> Costs:
         track: its metrics.
     """
     whole = isinstance(summary.get("seconds"), dict) and isinstance(summary.get("counts"), dict)
-    seconds = _numbers(summary["seconds"]) if whole else _added(track, "seconds/")
-    counts = _numbers(summary["counts"]) if whole else {}
-    purposes = _below(counts, "evaluations/") if whole else _added(track, "evaluations/")
-    precisions = _below(counts, "precision/") if whole else _added(track, "precision/")
+    counts = _numbers(summary["counts"]) if whole else _added(track)
+    seconds = _numbers(summary["seconds"]) if whole else _below(counts, "seconds/")
+    purposes, precisions = _below(counts, "evaluations/"), _below(counts, "precision/")
     apart = 0.0 if whole else _evaluated(track, sum(count for name, count in purposes.items() if name not in OUTSIDE))
     purposes |= {"evaluation": purposes.get("evaluation", 0.0) + apart} if apart else {}
     inside = {name: value for name, value in seconds.items() if name not in OUTSIDE}
     total = sum(inside.values())
     phases = [(name, value, value / total if total else 0.0) for name, value in _largest(inside)]
     outside = [(name, seconds[name]) for name in OUTSIDE if name in seconds]
-    lines = (
-        [("time", f"{total:,.0f} s, and {sum(seconds.values()) - total:,.0f} s outside of iterations")]
-        if seconds
-        else []
-    )
+    words = f"{total:,.0f} s, and {sum(seconds.values()) - total:,.0f} s outside of iterations"
+    lines = [("time", words)] if seconds else []
     lines += _summarised(summary, counts) if whole else _so_far(track, "in training iterations" if apart else "so far")
     return Costs(phases, outside, _largest(purposes), _largest(precisions), lines, whole, apart > 0)
 
@@ -82,16 +69,11 @@ def _summarised(summary: Mapping[str, Any], counts: Mapping[str, float]) -> list
         lines.append(("network evaluations", words))
     cost = _numbers(summary.get("cost"))
     if {"planned", "evaluations"} <= cost.keys():
-        words = f"{cost['evaluations']:,.0f} of {cost['planned']:,.0f} planned"
-        lines.append(
-            (
-                "cost of training",
-                f"{words}; those with gradient count three or four times, held-out evaluations not",
-            )
-        )
-    lines += [
-        (name.replace("_", " "), f"{counts[name]:,.0f}") for name in ("decodes", "reward_calls") if name in counts
-    ]
+        words = f"{cost['evaluations']:,.0f} of {cost['planned']:,.0f} planned; those with gradient count three or "
+        lines.append(("cost of training", words + "four times, held-out evaluations not"))
+    for name in ("decodes", "reward_calls"):
+        if name in counts:
+            lines.append((name.replace("_", " "), f"{counts[name]:,.0f}"))
     if (updates := finite(summary.get("updates"))) is not None:
         lines.append(("updates", f"{updates:,.0f}"))
     return lines + _memory(finite(summary.get("peak_memory_bytes")))
@@ -123,9 +105,9 @@ def _below(counts: Mapping[str, float], prefix: str) -> dict[str, float]:
     return {name.removeprefix(prefix): value for name, value in counts.items() if name.startswith(prefix)}
 
 
-def _added(track: Track, prefix: str) -> dict[str, float]:
-    columns = {name: column.numbers() for name, column in track.columns.items() if name.startswith(prefix)}
-    return {name.removeprefix(prefix): sum(values) for name, values in columns.items() if values}
+def _added(track: Track) -> dict[str, float]:
+    names = [name for name in track.columns if name.startswith(("seconds/", "evaluations/", "precision/"))]
+    return {name: sum(values) for name in names if (values := track.columns[name].numbers())}
 
 
 def _largest(values: Mapping[str, float]) -> list[tuple[str, float]]:

@@ -28,23 +28,14 @@ Point = tuple[int, float]
 
 @dataclass(frozen=True)
 class Line:
-    """A metric of a run.
+    """A metric of a run."""
 
-    Args:
-        track: place of its run among the runs that are shown.
-        column: its name in metrics.jsonl.
-        label: in the legend.
-        colour: place in the palette.
-        dash: place among the dashes.
-        points: of the run, nothing thinned.
-    """
-
-    track: int
-    column: str
+    track: int  # place of its run among the runs that are shown
+    column: str  # its name in metrics.jsonl
     label: str
-    colour: int
-    dash: int
-    points: Sequence[Point]
+    colour: int  # place in the palette
+    dash: int  # place among the dashes
+    points: Sequence[Point]  # of the run, nothing thinned
 
 
 def columns_of(tracks: Sequence[Track]) -> list[str]:
@@ -175,15 +166,19 @@ def page_data(
         name: [[_short(value) for value in track.along(column)] for track in tracks]
         for name, (column, _) in AXES.items()
     }
-    words = {name: word for name, (_, word) in AXES.items()}
-    changes = [track.changed_rows for track in tracks]
-    thinnest = limit if thinned else None
     marks = [
         [(row, words_of[at]) for row, at in enumerate(track.along("iteration")) if at in words_of]
         for track, words_of in zip(tracks, marked, strict=False)
     ]
-    moments = {"changes": changes, "marks": marks}
-    return {"x": x, "words": words, "axes": axes, "panels": shown, **moments, "thinned": thinnest}
+    return {
+        "x": x,
+        "words": {name: words for name, (_, words) in AXES.items()},
+        "axes": axes,
+        "panels": shown,
+        "changes": [track.changed_rows for track in tracks],
+        "marks": marks,
+        "thinned": limit if thinned else None,
+    }
 
 
 def is_drawn(value: float | None) -> TypeGuard[float]:

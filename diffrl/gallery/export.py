@@ -109,9 +109,8 @@ def _absences(site: Site) -> list[str]:
         except GalleryError:
             continue  # its own pages say why it cannot be read
         if len(shown) < of:
-            lines.append(
-                f"Of {run.title} {len(shown)} of {of:,} evaluations are shown: the first, the last, some between."
-            )
+            which = "the first, the last, some between"
+            lines.append(f"Of {run.title} {len(shown)} of {of:,} evaluations are shown: {which}.")
     if "train" in stages:
         lines.append("Samples of training are not in it: Compare in the running gallery has them.")
     with contextlib.suppress(GalleryError):  # the page of the votes says so

@@ -9,7 +9,7 @@ import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from diffrl.gallery.errors import GalleryError
 from diffrl.gallery.paths import MEDIA, inside
@@ -33,36 +33,22 @@ Mark = tuple[str, int, int, str | None]
 
 @dataclass(frozen=True)
 class Entry:
-    """An image of the folder.
+    """An image of the folder."""
 
-    Args:
-        item: as scoring knows it: path, prompt, metadata.
-        file: relative to the folder, with slashes.
-        key: its prompt and, in place of noise, its relative name without the suffix; see `Brief`.
-        mark: see `Mark`.
-    """
-
-    item: Item
-    file: str
-    key: Key
-    mark: Mark
+    item: Item  # as scoring knows it: path, prompt, metadata
+    file: str  # relative to the folder, with slashes
+    key: Key  # its prompt and, in place of noise, its relative name without the suffix; see `Brief`
+    mark: Mark  # see `Mark`
 
 
 @dataclass(frozen=True)
 class Look:
-    """What lies in a folder, seen without opening anything.
+    """What lies in a folder, seen without opening anything."""
 
-    Args:
-        files: size and time of change of images and captions, by relative name.
-        outside: links to somewhere else, or to nothing; they are left out.
-        captions_outside: captions among them.
-        there: whether there is a folder at all.
-    """
-
-    files: Mapping[str, tuple[int, int]]
-    outside: frozenset[str] = frozenset()
-    captions_outside: tuple[str, ...] = ()
-    there: bool = True
+    files: Mapping[str, tuple[int, int]]  # size and time of change of images and captions, by relative name
+    outside: frozenset[str] = frozenset()  # links to somewhere else, or to nothing; they are left out
+    captions_outside: tuple[str, ...] = ()  # captions among them
+    there: bool = True  # whether there is a folder at all
 
     @property
     def version(self) -> str:
@@ -176,6 +162,7 @@ class FolderSource:
     def _sample(self, number: int, entry: Entry, state: State) -> Sample:
         rewards, error, notes = self.scores.of(entry.mark) if self.scores is not None else ({}, None, {})
         metadata = dict(entry.item.metadata)
+        source = source_file(metadata, GENERATED_SOURCES)  # of the image that it is an edit of
         return Sample(
             id=number,
             key=entry.key,
@@ -185,13 +172,8 @@ class FolderSource:
             notes=notes,
             file=entry.file,
             metadata=metadata,
-            source=self._source_of(metadata),
+            source=source if source is not None and (self.path / source).is_file() else None,
         )
-
-    def _source_of(self, metadata: Mapping[str, Any]) -> str | None:
-        """Return the copy that was kept of the image that a sample is an edit of."""
-        file = source_file(metadata, GENERATED_SOURCES)
-        return file if file is not None and (self.path / file).is_file() else None
 
 
 def look(root: Path) -> Look:

@@ -13,17 +13,11 @@ from diffrl.trees.record import DOCUMENT, TREES, tree_name
 
 
 class Leaf(NamedTuple):
-    """A sample in its tree.
+    """A sample in its tree."""
 
-    Args:
-        tree: its name, "000020-3".
-        node: that the sample grows from.
-        file: of its finished image, relative to the run; None if it was not kept.
-    """
-
-    tree: str
-    node: int
-    file: str | None
+    tree: str  # its name, "000020-3"
+    node: int  # that the sample grows from
+    file: str | None  # of its finished image, relative to the run; None if it was not kept
 
 
 Leaves = Mapping[tuple[int, str], Leaf]

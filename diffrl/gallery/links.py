@@ -15,11 +15,9 @@ class Links(Protocol):
     @property
     def exported(self) -> bool:
         """Whether the page will be opened from disk: all rows are on it, and nothing can be asked or sent."""
-        ...
 
     def page(self, name: str, **parameters: Value) -> str:
         """Return a page or a file that a page function makes ("compare", "curves.csv"), with its parameters."""
-        ...
 
     def media(self, source: str, file: str, size: int | None = None, still: bool = False) -> str:
         """Return an image of a source.
@@ -30,11 +28,9 @@ class Links(Protocol):
             size: longest edge of a thumbnail, in pixels; None is the image as it lies on the disk.
             still: the first frame of a video.
         """
-        ...
 
     def static(self, name: str) -> str:
         """Return a file of the gallery's own: style sheets, scripts."""
-        ...
 
 
 def pairs(parameters: dict[str, Value]) -> list[tuple[str, str]]:

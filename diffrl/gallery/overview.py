@@ -25,27 +25,17 @@ DEEP = 20
 
 
 class Pairs(NamedTuple):
-    """The first samples of the first and of the last evaluation.
+    """The first samples of the first and of the last evaluation."""
 
-    Args:
-        columns: the two; one if there is only one; none without samples.
-        views: the pairs, in the order of the prompts.
-        reward: that they show; None without any.
-        notes: sentences on what is not there.
-        likeness: what the two of a pair share, in words; see `compare.likeness`.
-        worst: of each prompt the pair that lost most, the greatest loss first; of equal ones those with both images.
-        worse: how many lost at all.
-        unselected: whether no score had a part in which samples are shown.
-    """
-
-    columns: Sequence[Column] = ()
-    views: Sequence[View] = ()
-    reward: str | None = None
-    notes: Sequence[str] = ()
-    likeness: str = ""
+    columns: Sequence[Column] = ()  # the two; one if there is only one; none without samples
+    views: Sequence[View] = ()  # the pairs, in the order of the prompts
+    reward: str | None = None  # that they show; None without any
+    notes: Sequence[str] = ()  # sentences on what is not there
+    likeness: str = ""  # what the two of a pair share, in words; see `compare.likeness`
+    # of each prompt the pair that lost most, the greatest loss first; of equal ones those with both images
     worst: Sequence[View] = ()
-    worse: int = 0
-    unselected: bool = True
+    worse: int = 0  # how many lost at all
+    unselected: bool = True  # whether no score had a part in which samples are shown
 
 
 def before_and_after(source: Source, count: int, worst: int = 0) -> Pairs:
@@ -82,9 +72,8 @@ def before_and_after(source: Source, count: int, worst: int = 0) -> Pairs:
         for row in lost:
             each.setdefault(row.asked, row)
         below = views(columns, list(each.values())[:worst], names, lower) if worst else ()
-        return Pairs(
-            columns, shown, reward, notes, likeness(matched, streams), below, len(lost), bool(spread_out or not kept)
-        )
+        unselected = bool(spread_out or not kept)
+        return Pairs(columns, shown, reward, notes, likeness(matched, streams), below, len(lost), unselected)
     except GalleryError as error:
         return Pairs(notes=[str(error)])
 
@@ -125,19 +114,16 @@ def lead(changes: Sequence[Change], course: Progress | None, known: Mapping[str,
         return "There is no held-out evaluation yet."
     first, iterations = changes[0], [iteration for iteration, _ in course.evaluations]
     if len(iterations) == 1:
-        return (
-            f"Held-out {first.name} was {three(first.before)} at iteration {iterations[0]}, the only evaluation so far."
-        )
+        was = f"Held-out {first.name} was {three(first.before)}"
+        return f"{was} at iteration {iterations[0]}, the only evaluation so far."
     if first.change is None:
         return f"The change of the held-out {first.name} is not known: its scorer failed."
     before, after = three(first.before), three(first.after)
     word = {"gain": "rose", "loss": "fell"}.get(sign(first.change), "") if before != after else ""
     between = f"from {before} to {after}" if word else f"at {after}"
-    word = word or "stayed"
-    name = describe_reward(first.name, first.lower)
-    return f"Held-out {name} {word} {between} between iterations {iterations[0]} and {iterations[-1]}." + judged(
-        first, (known or {}).get(first.name)
-    )
+    words = f"Held-out {describe_reward(first.name, first.lower)} {word or 'stayed'} {between}"
+    told_apart = judged(first, (known or {}).get(first.name))
+    return f"{words} between iterations {iterations[0]} and {iterations[-1]}.{told_apart}"
 
 
 def judged(change: Change, interval: Estimate | None) -> str:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import fnmatch
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
@@ -15,28 +16,17 @@ CROWDED = 6
 
 @dataclass(frozen=True)
 class Panel:
-    """One axis and what stands on it.
+    """One axis and what stands on it."""
 
-    Args:
-        id: in addresses; the column where there is only one.
-        section: heading that it stands under.
-        title: what is shown.
-        columns: names in metrics.jsonl.
-        unit: on the axis; "" where the metric has none that is known.
-        note: a few words on the meaning.
-        fold: what it is folded away under, "" where it shows at once.
-        scale: what values are multiplied with for the axis; files keep the run's own units.
-        band: column of what is drawn around the line, above and below it: a standard deviation, half an interval.
-    """
-
-    id: str
-    section: str
+    id: str  # in addresses; the column where there is only one
+    section: str  # heading that it stands under
     title: str
-    columns: tuple[str, ...]
-    unit: str = ""
-    note: str = ""
-    fold: str = ""
-    scale: float = 1.0
+    columns: tuple[str, ...]  # names in metrics.jsonl
+    unit: str = ""  # on the axis; "" where the metric has none that is known
+    note: str = ""  # a few words on the meaning
+    fold: str = ""  # what it is folded away under, "" where it shows at once
+    scale: float = 1.0  # what values are multiplied with for the axis; files keep the run's own units
+    # column of what is drawn around the line, above and below it: a standard deviation, half an interval
     band: str | None = None
 
     @property
@@ -65,77 +55,71 @@ KNOWN: Mapping[str, Sequence[tuple[str, str, str, str, str]]] = {
         (
             "fidelity",
             "Rank agreement",
-            "fidelity/tau fidelity/rho fidelity/audit_tau",
+            "tau rho audit_tau",
             "correlation",
             "proxy against true reward; 1 is the same order",
         ),
         (
             "matches",
             "Best and worst quarter",
-            "fidelity/top_match fidelity/bottom_match",
+            "top_match bottom_match",
             "share",
             "of the quarter by proxy that is in the true one",
         ),
     ),
     UPDATE: (
-        ("ratio", "Ratio", "update/ratio", "new / old density", "mean over the edges; 1 is the policy that sampled"),
-        (
-            "ratio_error",
-            "Error of the ratio",
-            "update/ratio_error update/ratio_error_max",
-            "|ratio − 1|",
-            "mean and largest",
-        ),
-        ("clipped", "Clip fraction", "update/clipped", "share of edges", "whose gradient the clip removed"),
-        ("approx_kl", "Approximate KL", "update/approx_kl", "nats a dimension", "old policy to policy"),
-        ("velocity_gap", "Velocity gap", "update/velocity_gap", "mean square", "policy against the old policy"),
-        ("matching_error", "Matching error", "update/matching_error", "mean square", "of noised samples"),
-        ("group_weight", "Weight of a group", "update/group_weight", "", "DGPO: 1/2 at the start"),
+        ("ratio", "Ratio", "ratio", "new / old density", "mean over the edges; 1 is the policy that sampled"),
+        ("ratio_error", "Error of the ratio", "ratio_error ratio_error_max", "|ratio − 1|", "mean and largest"),
+        ("clipped", "Clip fraction", "clipped", "share of edges", "whose gradient the clip removed"),
+        ("approx_kl", "Approximate KL", "approx_kl", "nats a dimension", "old policy to policy"),
+        ("velocity_gap", "Velocity gap", "velocity_gap", "mean square", "policy against the old policy"),
+        ("matching_error", "Matching error", "matching_error", "mean square", "of noised samples"),
+        ("group_weight", "Weight of a group", "group_weight", "", "DGPO: 1/2 at the start"),
         (
             "implicit_reward",
             "Implied reward",
-            "update/implicit_reward update/reward_gap",
+            "implicit_reward reward_gap",
             "",
             "CRD: what the policy implies, and what it misses",
         ),
         (
             "direction",
             "Covariance below the splits",
-            "update/direction",
+            "direction",
             "root mean square",
             "of reward and clean latents: what tree tilt moves along",
         ),
         (
             "prediction_error",
             "Error at the splits",
-            "update/prediction_error",
+            "prediction_error",
             "mean absolute",
             "the clean prediction against the mean of the samples below",
         ),
         (
             "art",
             "Way to the target",
-            "update/moved update/target_gap",
+            "moved target_gap",
             "root mean square",
             "DiffusionART: how far predictions have moved, and what is left",
         ),
-        ("reference_kl", "Distance to the start", "update/reference_kl", "", "model before alignment"),
-        ("grad_norm", "Gradient norm", "update/grad_norm", "", "before clipping"),
-        ("learning_rate", "Learning rate", "update/learning_rate", "", ""),
-        ("loss", "Loss", "update/loss", "", "what is minimised; its level says little"),
+        ("reference_kl", "Distance to the start", "reference_kl", "", "model before alignment"),
+        ("grad_norm", "Gradient norm", "grad_norm", "", "before clipping"),
+        ("learning_rate", "Learning rate", "learning_rate", "", ""),
+        ("loss", "Loss", "loss", "", "what is minimised; its level says little"),
         (
             "contrast",
             "Errors of the two predictions",
-            "update/loss_plus update/loss_minus",
+            "loss_plus loss_minus",
             "weighted error",
             "DiffusionNFT contrasts them",
         ),
     ),
     SENTINEL: (
-        ("diversity", "Diversity", "sentinel/diversity", "RMS", "of a sample to the others of its prompt"),
-        ("sharpness", "Sharpness", "sentinel/sharpness", "variance of the Laplacian", "of training samples"),
-        ("change", "Below the best so far", "sentinel/change/*", "standard deviations", "held-out rewards"),
-        ("alarms", "Alarms", "sentinel/alarms", "things wrong", "at evaluations"),
+        ("diversity", "Diversity", "diversity", "RMS", "of a sample to the others of its prompt"),
+        ("sharpness", "Sharpness", "sharpness", "variance of the Laplacian", "of training samples"),
+        ("change", "Below the best so far", "change/*", "standard deviations", "held-out rewards"),
+        ("alarms", "Alarms", "alarms", "things wrong", "at evaluations"),
     ),
     COSTS: (
         ("seconds", "Time by phase", "seconds/*", "seconds", "of each iteration"),
@@ -145,6 +129,8 @@ KNOWN: Mapping[str, Sequence[tuple[str, str, str, str, str]]] = {
     ),
 }
 """Of each section: id, title, columns, unit and note of its panels, in their order."""
+PREFIXES = {FIDELITY: "fidelity/", UPDATE: "update/", SENTINEL: "sentinel/"}
+"""What all columns of a section begin with, which `KNOWN` leaves out."""
 SCALES = {"memory": 2.0**-30}
 """Of panels that do not show the run's own units."""
 OWN_POLICY = ("ratio", "ratio_error", "clipped", "approx_kl", "velocity_gap")
@@ -180,17 +166,12 @@ def panels_of(columns: Iterable[str], runs: int = 1) -> list[Panel]:
     panels += _rewards(of_training, "reward/", TRAINING, "mean of the batch, in the scorer's units")
     for section, known in KNOWN.items():
         for id, title, names, unit, note in known:
-            if chosen := tuple(column for name in names.split() for column in _matching(name, left)):
+            wanted = [PREFIXES.get(section, "") + name for name in names.split()]
+            if chosen := tuple(column for name in wanted for column in fnmatch.filter(left, name)):
                 panels.append(Panel(id, section, title, chosen, unit, note, scale=SCALES.get(id, 1.0)))
     taken = {column for panel in panels for column in panel.columns}
     panels += [Panel(column, FURTHER, column, (column,), fold=FURTHER) for column in left if column not in taken]
     return [part for panel in panels for part in _uncrowded(panel, runs)]
-
-
-def _matching(wanted: str, columns: Sequence[str]) -> list[str]:
-    if wanted.endswith("*"):
-        return [column for column in columns if column.startswith(wanted[:-1])]
-    return [wanted] if wanted in columns else []
 
 
 def _rewards(columns: Sequence[str], prefix: str, section: str, note: str) -> list[Panel]:

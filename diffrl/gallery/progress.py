@@ -54,39 +54,28 @@ class Change:
 
 @dataclass(frozen=True)
 class Progress:
-    """A run's course.
+    """A run's course."""
 
-    Args:
-        state: "finished", "running" or "stopped"; "unknown" where config.yaml, which a run begins with, is missing, and
-            so may all else be that tells.
-        done: iterations.
-        total: iterations that were asked for; None if config.yaml does not tell.
-        written: seconds since 1970 of the last change.
-        rows: of metrics.jsonl that have held-out values.
-        training: iteration and mean training reward, thinned to `POINTS`.
-        broken: lines of metrics.jsonl that are no rows, apart from a last one that is being written.
-        ended: how it was stopped, as far as its log tells: one of `ENDED`, "" otherwise.
-        lower: labels of held-out rewards of which less is better.
-    """
-
+    # "finished", "running" or "stopped"; "unknown" where config.yaml, which a run begins with, is missing, and so may
+    # all else be that tells
     state: str
-    done: int
-    total: int | None
-    written: float
-    rows: Sequence[Mapping[str, Any]]
-    training: Sequence[tuple[int, float]]
-    broken: int
-    ended: str = ""
-    lower: Collection[str] = ()
+    done: int  # iterations
+    total: int | None  # iterations that were asked for; None if config.yaml does not tell
+    written: float  # seconds since 1970 of the last change
+    rows: Sequence[Mapping[str, Any]]  # of metrics.jsonl that have held-out values
+    training: Sequence[tuple[int, float]]  # iteration and mean training reward, thinned to `POINTS`
+    broken: int  # lines of metrics.jsonl that are no rows, apart from a last one that is being written
+    ended: str = ""  # how it was stopped, as far as its log tells: one of `ENDED`, "" otherwise
+    lower: Collection[str] = ()  # labels of held-out rewards of which less is better
 
     @cached_property
     def evaluations(self) -> list[tuple[int, dict[str, float | None]]]:
         """Iteration and held-out values by reward name."""
-        held = [{name: row[name] for name in row if name.startswith(HELD_OUT)} for row in self.rows]
-        return [
-            (row["iteration"], {name.removeprefix(HELD_OUT): finite(value) for name, value in values.items()})
-            for row, values in zip(self.rows, held, strict=True)
-        ]
+        every = []
+        for row in self.rows:
+            names = [name for name in row if name.startswith(HELD_OUT)]
+            every.append((row["iteration"], {name.removeprefix(HELD_OUT): finite(row[name]) for name in names}))
+        return every
 
     @cached_property
     def health(self) -> Health | None:
@@ -146,9 +135,7 @@ def state_now(run: RunSource, written: float, ended: str) -> str:
     return "running" if (locked or fresh or run.unchanged_for(written) < FRESH) and not ended else "stopped"
 
 
-def read_rows(
-    path: Path,
-) -> tuple[list[dict[str, Any]], list[tuple[int, float]], int, int]:
+def read_rows(path: Path) -> tuple[list[dict[str, Any]], list[tuple[int, float]], int, int]:
     """Return evaluations, training rewards, the last iteration and how many lines are broken; few lines are parsed.
 
     Raises:
@@ -211,9 +198,8 @@ def how_it_ended(run: RunSource) -> str:
 
 def updates_once(run: RunSource) -> bool:
     """Return whether an iteration is one update, which compares the policy that sampled with itself."""
-    old_policy_is_ema = any(
-        setting(run, key, "objective") for key in ("old_decay_max", "old_limit")
-    )  # as older runs call it
+    names = ("old_decay_max", "old_limit")  # the second as older runs call it
+    old_policy_is_ema = any(setting(run, name, "objective") for name in names)
     return setting(run, "updates_per_iteration", "train") == 1 and not old_policy_is_ema
 
 
@@ -299,9 +285,9 @@ def marks(course: Progress | None) -> list[tuple[str, int, str]]:
         return []
     trained = [step for step in health.values if step]
     best, sound = health.best(trained), health.healthy(trained)
-    marked = (
-        [] if best is None else [(f"best checkpoint by {health.reward}, {health.values[best]:.3f}", best, "--best")]
-    )
+    marked = []
+    if best is not None:
+        marked.append((f"best checkpoint by {health.reward}, {health.values[best]:.3f}", best, "--best"))
     return marked if sound in (best, None) else [*marked, ("newest healthy", sound, f"--step {sound}")]
 
 

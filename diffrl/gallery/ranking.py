@@ -63,25 +63,15 @@ def wilson(wins: int, trials: int) -> Rate:
 
 @dataclass(frozen=True)
 class Opinion:
-    """A reward model beside the voters.
+    """A reward model beside the voters."""
 
-    Args:
-        reward: its name.
-        lower: whether less of it is better.
-        prefers_b: of the distinct pairs that it tells apart, how many it finds better in B.
-        undecided: distinct pairs that it cannot tell apart.
-        unknown: distinct pairs of which it has not scored both.
-        agrees: of the votes that both decide, how often it says the same.
-        left_out: votes for which it, or the voter, is undecided.
-    """
-
-    reward: str
-    lower: bool
-    prefers_b: Rate
-    undecided: int
-    unknown: int
-    agrees: Rate
-    left_out: int
+    reward: str  # its name
+    lower: bool  # whether less of it is better
+    prefers_b: Rate  # of the distinct pairs that it tells apart, how many it finds better in B
+    undecided: int  # distinct pairs that it cannot tell apart
+    unknown: int  # distinct pairs of which it has not scored both
+    agrees: Rate  # of the votes that both decide, how often it says the same
+    left_out: int  # votes for which it, or the voter, is undecided
 
 
 @dataclass(frozen=True)
@@ -155,11 +145,8 @@ def tallies(votes: Sequence[Vote]) -> list[Tally]:
 
 def _opinion(reward: str, votes: Sequence[Vote], pairs: Iterable[Vote]) -> Opinion:
     judged = [preferred(pair, reward) for pair in pairs]
-    decided = [
-        vote.choice == judgement
-        for vote in votes
-        if (judgement := preferred(vote, reward)) in ("a", "b") and vote.choice != "tie"
-    ]
+    both = [(vote.choice, preferred(vote, reward)) for vote in votes if vote.choice != "tie"]
+    decided = [choice == judgement for choice, judgement in both if judgement in ("a", "b")]
     return Opinion(
         reward=reward,
         lower=any(is_lower(vote, reward) for vote in votes),
@@ -262,11 +249,7 @@ def parts(met: NDArray[np.bool_]) -> list[list[int]]:
 
 
 def rankings(tallies: Sequence[Tally]) -> list[list[Ranked]]:
-    """Rank the sets that were voted on, strongest first; one ranking for each three or more that votes connect.
-
-    Args:
-        tallies: of distinct pairs of sets.
-    """
+    """Rank the sets that were voted on, strongest first; one ranking for each three or more that votes connect."""
     import numpy as np
 
     sides: dict[tuple[str, str], Side] = {}

@@ -14,17 +14,11 @@ from reward_models.common.messages import LONGEST_NOTE, brief, cut
 
 @dataclass(frozen=True)
 class State:
-    """A set of samples that can be compared with another: one stage of a run at one iteration, or a whole folder.
+    """A set of samples that can be compared with another: one stage of a run at one iteration, or a whole folder."""
 
-    Args:
-        stage: "eval", "train", "generate", ...; "folder" of a folder.
-        iteration: of the run; 0 of a folder.
-        samples: how many there are.
-    """
-
-    stage: str
-    iteration: int
-    samples: int = 0
+    stage: str  # "eval", "train", "generate", ...; "folder" of a folder
+    iteration: int  # of the run; 0 of a folder
+    samples: int = 0  # how many there are
 
     @property
     def key(self) -> str:
@@ -37,24 +31,16 @@ Key = tuple[str, int, int, int, str]
 
 
 class Brief(NamedTuple):
-    """As much of a sample as sorting and matching need; a tuple, because a page may read 50,000 of them.
+    """As much of a sample as sorting and matching need; a tuple, because a page may read 50,000 of them."""
 
-    Args:
-        id: of the sample in its source.
-        key: prompt, seed, group, root and path; samples of a folder have (prompt, 0, 0, 0, relative name).
-        value: of the reward that was asked for; None where there is none.
-        has_image: whether its image was kept.
-        source: the image that it is an edit of, as its prompt named it; None of no edit.
-        exact: whether that image has the sample's own pixels; None where an older index leaves it to the file.
-        representative: False where it was kept for how much its score changed; None where an older index does not say.
-    """
-
-    id: int
-    key: Key
-    value: float | None
-    has_image: bool = True
-    source: str | None = None
+    id: int  # of the sample in its source
+    key: Key  # prompt, seed, group, root and path; samples of a folder have (prompt, 0, 0, 0, relative name)
+    value: float | None  # of the reward that was asked for; None where there is none
+    has_image: bool = True  # whether its image was kept
+    source: str | None = None  # the image that it is an edit of, as its prompt named it; None of no edit
+    # whether that image has the sample's own pixels; None where an older index leaves it to the file
     exact: bool | None = True
+    # False where it was kept for how much its score changed; None where an older index does not say
     representative: bool | None = True
 
     @property
@@ -65,37 +51,24 @@ class Brief(NamedTuple):
 
 @dataclass(frozen=True)
 class Sample:
-    """A sample as it is shown.
+    """A sample as it is shown."""
 
-    Args:
-        id: in its source.
-        key: see `Brief`.
-        state: what it belongs to.
-        total: weighted reward.
-        advantage: None where it was not trained on.
-        rewards: raw value by name, parts as "reward/part"; None where a scorer failed.
-        error: why a scorer failed.
-        notes: what scorers say of it, by the name of the reward; a stranger's text.
-        file: image or video, relative to the source; None if it was not kept.
-        metadata: JSON values that came with the prompt.
-        leaf: of the kept tree that it grew in; None without.
-        source: a small copy of the image that it is an edit of, relative to the source of samples; None without.
-        exact: whether the file has the sample's own pixels.
-    """
-
-    id: int
-    key: Key
-    state: State
-    total: float | None = None
-    advantage: float | None = None
+    id: int  # in its source
+    key: Key  # see `Brief`
+    state: State  # what it belongs to
+    total: float | None = None  # weighted reward
+    advantage: float | None = None  # None where it was not trained on
+    # raw value by name, parts as "reward/part"; None where a scorer failed
     rewards: Mapping[str, float | None] = field(default_factory=dict)
-    error: str | None = None
+    error: str | None = None  # why a scorer failed
+    # what scorers say of it, by the name of the reward; a stranger's text
     notes: Mapping[str, str] = field(default_factory=dict)
-    file: str | None = None
-    metadata: Mapping[str, Any] = field(default_factory=dict)
-    leaf: Leaf | None = None
+    file: str | None = None  # image or video, relative to the source; None if it was not kept
+    metadata: Mapping[str, Any] = field(default_factory=dict)  # JSON values that came with the prompt
+    leaf: Leaf | None = None  # of the kept tree that it grew in; None without
+    # a small copy of the image that it is an edit of, relative to the source of samples; None without
     source: str | None = None
-    exact: bool = True
+    exact: bool = True  # whether the file has the sample's own pixels
 
     @property
     def prompt(self) -> str:
@@ -113,11 +86,7 @@ class Sample:
 
 
 def reason(notes: Mapping[str, str]) -> str | None:
-    """Return what scorers say of a sample in one line, each thing once; None if they say nothing.
-
-    Args:
-        notes: by the name of the reward.
-    """
+    """Return what scorers say of a sample (by reward) in one line, each thing once; None if they say nothing."""
     notes_once = dict.fromkeys(short for note in notes.values() if (short := brief(note)))
     return cut(" · ".join(notes_once), LONGEST_NOTE) or None
 
@@ -134,15 +103,12 @@ class Source(Protocol):
 
     def states(self) -> list[State]:
         """Return what can be compared, by stage and iteration."""
-        ...
 
     def reward_names(self, state: State) -> list[str]:
         """Return names of the rewards that the samples have; "total" first, where there is one."""
-        ...
 
     def lower_is_better(self, state: State) -> frozenset[str]:
         """Return labels of the state's rewards of which less is better, as far as it is known; see `falls`."""
-        ...
 
     def briefs(self, state: State, reward: str | None) -> list[Brief]:
         """Return all samples of a state, as they were drawn.
@@ -151,11 +117,9 @@ class Source(Protocol):
             state: which.
             reward: whose values are wanted; "total" is the weighted sum, None none.
         """
-        ...
 
     def samples(self, state: State, ids: Sequence[int]) -> list[Sample]:
         """Return samples by their ids, in the order of the ids."""
-        ...
 
     def media(self, file: str) -> str:
         """Return the absolute path of an image.
@@ -163,11 +127,9 @@ class Source(Protocol):
         Raises:
             GalleryError: it is none of this source's, or missing (404).
         """
-        ...
 
     def version(self) -> str:
         """Return a text that changes whenever anything of the source does."""
-        ...
 
 
 def falls(name: str, lower: Collection[str]) -> bool:
@@ -187,19 +149,12 @@ def describe_reward(name: str, lower: bool) -> str:
 
 @dataclass(frozen=True)
 class Answer:
-    """What a page function gives.
-
-    Args:
-        body: text or bytes.
-        type: media type.
-        status: HTTP status.
-        filename: offered when it is downloaded; None shows it in the browser.
-    """
+    """What a page function gives."""
 
     body: str | bytes
-    type: str = "text/html; charset=utf-8"
+    type: str = "text/html; charset=utf-8"  # media type
     status: int = 200
-    filename: str | None = None
+    filename: str | None = None  # offered when it is downloaded; None shows it in the browser
 
 
 def csv_answer(lines: Iterable[Sequence[object]], filename: str) -> Answer:

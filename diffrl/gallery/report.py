@@ -47,7 +47,7 @@ def write_report(run_dir: Path, destination: Path | None = None) -> Path:
 
 def report_document(run: RunSource) -> str:
     """Return the report as a whole HTML document without any reference to something outside of it."""
-    site = Site([run], InlineLinks(run))
+    site = Site([run], InlineLinks(lambda key: run))
     values = run_values(site, run)
     course, track = values["course"], track_of(run)
     curves, constant = figures(track, updates_once(run))

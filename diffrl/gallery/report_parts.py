@@ -15,6 +15,7 @@ from diffrl.gallery.curves import brief, columns_of, lines_of
 from diffrl.gallery.errors import GalleryError
 from diffrl.gallery.links import Value
 from diffrl.gallery.panels import HELD_OUT, OWN_POLICY, TRAINING, Panel, panels_of
+from diffrl.gallery.records import Source
 from diffrl.gallery.runs import RunSource
 from diffrl.gallery.series import Track
 from diffrl.gallery.thumbnails import MISSING, showing, shrink
@@ -39,13 +40,13 @@ class InlineLinks:
     """Addresses on a page that is one file: small images are inside, and there is nothing else to lead to.
 
     Args:
-        run: whose images they are.
+        source: gives a source by its key.
     """
 
     exported = True
 
-    def __init__(self, run: RunSource):
-        self.run = run
+    def __init__(self, source: Callable[[str], Source]):
+        self._source = source
 
     def page(self, name: str, **parameters: Value) -> str:
         """Return "", since no other page comes along."""
@@ -56,8 +57,8 @@ class InlineLinks:
         if size is None:
             return ""
         try:
-            return data_uri(Path(self.run.media(file)), size, still)
-        except GalleryError:
+            return data_uri(Path(self._source(source).media(file)), size, still)
+        except (GalleryError, OSError):
             return as_uri("image/svg+xml", MISSING.encode())
 
     def static(self, name: str) -> str:
@@ -133,28 +134,26 @@ def tree_part(run: RunSource) -> dict[str, Any]:
     try:
         record, torn = telling_tree(run.path)
         if record is None:
-            why = torn or "No tree was recorded. track.trees in the configuration records them."
-            return {"figure": None, "why": why}
+            return {
+                "figure": None,
+                "why": torn or "No tree was recorded. track.trees in the configuration records them.",
+            }
         from diffrl.gallery.trees.figure import split_images, tree_figure
         from diffrl.gallery.trees.story import story
         from diffrl.gallery.trees.view import tree_view
 
         view, image_of = tree_view(record), _images(run.path / TREES / record.name)
-        figure, sections = tree_figure(view, image_of), story(view)
-        shown = [one.strip for one in sections if one.strip is not None]
-        files = {node: split_images(record.nodes[node]) for node in shown}
-        strips = {
-            node: [(label, uri) for label, file in of_node if (uri := image_of(file))]
-            for node, of_node in files.items()
-        }
-        return {
-            "figure": figure,
+        part: dict[str, Any] = {
+            "figure": tree_figure(view, image_of),
             "names": view.names,
             "record": record,
-            "story": sections,
-            "strips": strips,
             "why": torn,
         }
+        sections, strips = story(view), {}
+        for node in [one.strip for one in sections if one.strip is not None]:
+            images = [(label, image_of(file)) for label, file in split_images(record.nodes[node])]
+            strips[node] = [(label, uri) for label, uri in images if uri]
+        return {**part, "story": sections, "strips": strips}
     except DiffrlError as error:
         return {"figure": None, "why": str(error)}
 

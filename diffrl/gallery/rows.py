@@ -24,17 +24,11 @@ def per_page(columns: int) -> int:
 
 @dataclass(frozen=True)
 class Cell:
-    """One column of a row.
-
-    Args:
-        column: which.
-        sample: None where the column has no such sample.
-        value: of the chosen reward.
-    """
+    """One column of a row."""
 
     column: Column
-    sample: Sample | None
-    value: float | None
+    sample: Sample | None  # None where the column has no such sample
+    value: float | None  # of the chosen reward
 
 
 @dataclass(frozen=True)
@@ -49,27 +43,16 @@ class Line:
 
 @dataclass(frozen=True)
 class View:
-    """A row.
+    """A row."""
 
-    Args:
-        order: place in the unsorted list.
-        prompt: its text.
-        name: of its file, "" of samples of runs.
-        cells: one a column.
-        change: of the chosen reward.
-        rewards: every reward that any of the cells has.
-        lower: names of rewards of which less is better.
-        compared: place of the cell that the change belongs to.
-    """
-
-    order: int
+    order: int  # place in the unsorted list
     prompt: str
-    name: str
-    cells: Sequence[Cell]
-    change: float | None
-    rewards: Sequence[Line]
-    lower: Collection[str] = ()
-    compared: int = -1
+    name: str  # of its file, "" of samples of runs
+    cells: Sequence[Cell]  # one a column
+    change: float | None  # of the chosen reward
+    rewards: Sequence[Line]  # every reward that any of the cells has
+    lower: Collection[str] = ()  # names of rewards of which less is better
+    compared: int = -1  # place of the cell that the change belongs to
 
     @property
     def listed(self) -> list[tuple[str, Line]]:
@@ -93,28 +76,22 @@ def views(
         names: of rewards, in the order in which they are listed.
         lower: those of which less is better.
     """
-    samples_of: list[dict[int, Sample]] = []
+    samples_of: list[dict[int | None, Sample]] = []
     for index, column in enumerate(columns):
         ids = [number for row in rows if (number := row.ids[index]) is not None]
         samples_of.append({sample.id: sample for sample in column.source.samples(column.state, ids)})
-    return [_view(columns, row, names, lower, samples_of) for row in rows]
-
-
-def _view(
-    columns: Sequence[Column],
-    row: Row,
-    names: Sequence[str],
-    lower: Collection[str],
-    samples_of: Sequence[dict[int, Sample]],
-) -> View:
-    samples = [None if number is None else samples_of[index].get(number) for index, number in enumerate(row.ids)]
-    cells = [Cell(*parts) for parts in zip(columns, samples, row.values, strict=True)]
-    lines = []
-    for name in names:
-        values = [None if sample is None else sample.value(name) for sample in samples]
-        if any(value is not None for value in values):
-            lines.append(Line(name, values, difference(values, row.pair), name in lower))
-    return View(row.order, row.prompt, row.name, cells, row.change, lines, lower, row.pair[0] % len(cells))
+    shown = []
+    for row in rows:
+        samples = [of_column.get(number) for of_column, number in zip(samples_of, row.ids, strict=True)]
+        cells = [Cell(*parts) for parts in zip(columns, samples, row.values, strict=True)]
+        lines = []
+        for name in names:
+            values = [None if sample is None else sample.value(name) for sample in samples]
+            if any(value is not None for value in values):
+                lines.append(Line(name, values, difference(values, row.pair), name in lower))
+        compared = row.pair[0] % len(cells)
+        shown.append(View(row.order, row.prompt, row.name, cells, row.change, lines, lower, compared))
+    return shown
 
 
 Folded = TypeVar("Folded")

@@ -32,27 +32,16 @@ NO_SAMPLES = "no prompt and noise in common"
 
 @dataclass(frozen=True)
 class Entry:
-    """A run in the table.
-
-    Args:
-        run: which.
-        course: of it; None if its files cannot be read.
-        state: its last evaluation that has samples; None without.
-        settings: its configuration, one name with dots for each value.
-        recipe: its configuration without seed, name and place; None where it cannot be read.
-        seed: of its training, as text; None where it cannot be read.
-        alarms: of its log, the newest first.
-        notes: sentences on what cannot be read.
-    """
+    """A run in the table."""
 
     run: RunSource
-    course: Progress | None = None
-    state: State | None = None
-    settings: Mapping[str, str] = field(default_factory=dict)
-    recipe: str | None = None
-    seed: str | None = None
-    alarms: Sequence[str] = ()
-    notes: Sequence[str] = ()
+    course: Progress | None = None  # of it; None if its files cannot be read
+    state: State | None = None  # its last evaluation that has samples; None without
+    settings: Mapping[str, str] = field(default_factory=dict)  # its configuration, one name with dots for each value
+    recipe: str | None = None  # its configuration without seed, name and place; None where it cannot be read
+    seed: str | None = None  # of its training, as text; None where it cannot be read
+    alarms: Sequence[str] = ()  # of its log, the newest first
+    notes: Sequence[str] = ()  # sentences on what cannot be read
 
     def change(self, reward: str) -> Change | None:
         """Return what a held-out reward did from the first evaluation to the last."""
@@ -82,15 +71,10 @@ class Entry:
 
 @dataclass(frozen=True)
 class Difference:
-    """A last evaluation less the baseline's.
+    """A last evaluation less the baseline's."""
 
-    Args:
-        estimate: with its interval; None where nothing is matched.
-        words: what the interval is over, or why there is none.
-    """
-
-    estimate: Estimate | None
-    words: str
+    estimate: Estimate | None  # with its interval; None where nothing is matched
+    words: str  # what the interval is over, or why there is none
 
 
 UNPAIRED = Difference(None, "no training seed in common")
@@ -100,21 +84,13 @@ Arm = Sequence[Entry]
 
 @dataclass(frozen=True)
 class Row:
-    """A run, or an arm of several.
-
-    Args:
-        entries: its runs.
-        title: of it.
-        reward: that the numbers are of.
-        difference: from the baseline; None of the baseline itself.
-        seeds: a row each run of an arm of several.
-    """
+    """A run, or an arm of several."""
 
     entries: Arm
     title: str
-    reward: str
-    difference: Difference | None
-    seeds: Sequence[Row] = ()
+    reward: str  # that the numbers are of
+    difference: Difference | None  # from the baseline; None of the baseline itself
+    seeds: Sequence[Row] = ()  # a row each run of an arm of several
 
     @property
     def key(self) -> str:
@@ -225,10 +201,8 @@ def title_of(arm: Arm) -> str:
 def rewards_of(entries: Sequence[Entry]) -> list[str]:
     """Return the held-out rewards: the first one of most runs, then all others."""
     headlines = [[change.name for change in entry.course.headline] for entry in entries if entry.course]
-    firsts = Counter(names[0] for names in headlines if names)
-    return list(
-        dict.fromkeys([*(name for name, _ in firsts.most_common()), *(n for names in headlines for n in names)])
-    )
+    firsts = Counter(names[0] for names in headlines if names).most_common()
+    return list(dict.fromkeys([*(name for name, _ in firsts), *(name for names in headlines for name in names)]))
 
 
 def differing(entries: Sequence[Entry]) -> list[str]:
@@ -261,12 +235,7 @@ def arm_row(site: Site, arm: Arm, base: Arm, reward: str) -> Row:
     if arm is base:
         seeds = [Row([entry], entry.run.title, reward, None) for entry in arm]
         return Row(arm, title_of(arm), reward, None, seeds if len(seeds) > 1 else ())
-    others = {entry.run.key: other for entry, other in pairs_of(arm, base)}
-    each = {
-        entry.run.key: difference(site, entry, others[entry.run.key], reward)
-        for entry in arm
-        if entry.run.key in others
-    }
+    each = {entry.run.key: difference(site, entry, other, reward) for entry, other in pairs_of(arm, base)}
     means = [one.estimate.mean for one in each.values() if one.estimate]
     if len(means) > 1:
         of_arm = Difference(mean_estimate(means), f"over {len(means)} seeds")

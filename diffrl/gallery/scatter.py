@@ -24,46 +24,27 @@ TICKS = 4
 
 @dataclass(frozen=True)
 class Point:
-    """The samples that have these two scores.
+    """The samples that have these two scores."""
 
-    Args:
-        x: score in the baseline.
-        y: score in the compared column.
-        rows: the samples, as they were drawn; one, unless scores are tied.
-        judged: 1 where the compared column is better, -1 where it is worse, 0 where they are the same.
-        has_image: whether any of the samples has its image in both columns.
-    """
-
-    x: float
-    y: float
-    rows: Sequence[Row]
-    judged: int
-    has_image: bool
+    x: float  # score in the baseline
+    y: float  # score in the compared column
+    rows: Sequence[Row]  # the samples, as they were drawn; one, unless scores are tied
+    judged: int  # 1 where the compared column is better, -1 where it is worse, 0 where they are the same
+    has_image: bool  # whether any of the samples has its image in both columns
 
 
 @dataclass(frozen=True)
 class Scatter:
-    """The drawing of one reward.
+    """The drawing of one reward."""
 
-    Args:
-        reward: whose scores.
-        points: at most `MOST`, those of many samples first, so that they hide no other.
-        different: how many points there are.
-        samples: with both scores; samples without one have no point.
-        low: where both axes begin.
-        high: where both end.
-        ticks: the numbers along the axes, between the two.
-        lower: whether less is better.
-    """
-
-    reward: str
-    points: Sequence[Point]
-    different: int
-    samples: int
-    low: float
-    high: float
-    ticks: Sequence[float]
-    lower: bool = False
+    reward: str  # whose scores
+    points: Sequence[Point]  # at most `MOST`, those of many samples first, so that they hide no other
+    different: int  # how many points there are
+    samples: int  # with both scores; samples without one have no point
+    low: float  # where both axes begin
+    high: float  # where both end
+    ticks: Sequence[float]  # the numbers along the axes, between the two
+    lower: bool = False  # whether less is better
 
     def radius(self, point: Point) -> float:
         """Return the radius of a point, in units of the drawing."""
@@ -115,12 +96,7 @@ def scatter(reward: str, rows: Sequence[Row], with_images: Collection[int], lowe
 
 
 def axis(lowest: float, highest: float) -> tuple[float, float, list[float]]:
-    """Return the ends of an axis and the round numbers along it: multiples of 1, 2 or 5 times a power of ten.
-
-    Args:
-        lowest: score.
-        highest: score; may equal the lowest.
-    """
+    """Return the ends of an axis and the round numbers along it: multiples of 1, 2 or 5 times a power of ten."""
     reach = highest - lowest
     if not reach > 1e-9 * max(abs(lowest), abs(highest), 1e-3):  # one score, or a difference that is rounding
         reach = abs(highest) or 1.0

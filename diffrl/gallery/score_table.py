@@ -8,6 +8,7 @@ from dataclasses import dataclass
 
 from diffrl.gallery.columns import Column
 from diffrl.gallery.compare import Row, Summary, summarise
+from diffrl.gallery.numbers import improvement
 from diffrl.gallery.progress import recipe
 from diffrl.gallery.records import Source
 from diffrl.gallery.runs import RunSource
@@ -17,29 +18,20 @@ from diffrl.statistics import Estimate, clustered_estimate
 
 @dataclass(frozen=True)
 class ScoreRow:
-    """One column.
-
-    Args:
-        column: which.
-        index: of it among them.
-        count: samples with a value, of those that stand beside another.
-        mean: of them; None without any.
-        change: paired difference from the baseline, its interval over prompts; None of the baseline itself, and where
-            nothing is paired.
-        counts: of what is better and worse than in the baseline.
-        means: of the samples that the difference is of, in this column and in the baseline; None where there is none.
-        evaluations: of the network, what training had cost by then; None of folders and where it is not known.
-        seconds: of training by then.
-    """
+    """One column."""
 
     column: Column
-    index: int
-    count: int
-    mean: float | None
+    index: int  # of it among them
+    count: int  # samples with a value, of those that stand beside another
+    mean: float | None  # of them; None without any
+    # paired difference from the baseline, its interval over prompts; None of the baseline itself, and where nothing
+    # is paired
     change: Estimate | None
-    counts: Summary
+    counts: Summary  # of what is better and worse than in the baseline
+    # of the network, what training had cost by then; None of folders and where it is not known
     evaluations: float | None = None
-    seconds: float | None = None
+    seconds: float | None = None  # of training by then
+    # of the samples that the difference is of, in this column and in the baseline; None where there is none
     means: tuple[float, float] | None = None
 
     @property
@@ -50,21 +42,13 @@ class ScoreRow:
 
 @dataclass(frozen=True)
 class Best:
-    """The column with the best mean.
-
-    Args:
-        column: which.
-        next: the next best.
-        mean: of the best one.
-        change: paired difference of the best from the next, its interval over prompts.
-        places: of both among the columns.
-    """
+    """The column with the best mean."""
 
     column: Column
-    next: Column
-    mean: float
-    change: Estimate
-    places: tuple[int, int]
+    next: Column  # the next best
+    mean: float  # of the best one
+    change: Estimate  # paired difference of the best from the next, its interval over prompts
+    places: tuple[int, int]  # of both among the columns
 
 
 def paired_change(rows: Sequence[Row]) -> Estimate | None:
@@ -113,9 +97,7 @@ def best_column(columns: Sequence[Column], rows: Sequence[Row], table: Sequence[
         table: of these columns.
         lower: whether less is better of the reward.
     """
-    known = sorted(
-        (-(one.mean or 0.0) if not lower else one.mean or 0.0, one.index) for one in table if one.mean is not None
-    )
+    known = sorted((improvement(-one.mean, lower), one.index) for one in table if one.mean is not None)
     if len(known) < 3:
         return None
     first, second = (index for _, index in known[:2])

@@ -47,11 +47,9 @@ class FolderScores:
             rewards[label] = None if score is None else finite(score.raw)
             for part, value in sorted(score.parts.items()) if score is not None else ():
                 rewards[f"{label}/{part}"] = finite(value)
-        failed = [
-            f"{label}: {scores[label].error}" for label in self.labels if label in scores and not scores[label].ok
-        ]
-        notes = {label: score.note for label in self.labels if (score := scores.get(label)) and score.note}
-        return rewards, "; ".join(failed) or None, notes
+        known = [(label, scores[label]) for label in self.labels if label in scores]
+        failed = [f"{label}: {score.error}" for label, score in known if not score.ok]
+        return rewards, "; ".join(failed) or None, {label: score.note for label, score in known if score.note}
 
     def problems(self, marks: Sequence[Mark]) -> list[str]:
         """Return why rewards could not work, and how many images came or changed since they were scored."""
@@ -130,10 +128,8 @@ def score_folders(
                 folder.scores = scores
             reasons = [scores.why_nothing(choice.key) for scores in known.values()]
             if None not in reasons:
-                why = str(reasons[0]).rstrip(".")
-                raise ConfigError(
-                    f"--reward {choice.key} scored nothing: {why}. Leave it out, or give a folder it can score."
-                )
+                why = f"--reward {choice.key} scored nothing: {str(reasons[0]).rstrip('.')}"
+                raise ConfigError(f"{why}. Leave it out, or give a folder it can score.")
 
 
 def _loaded(choice: RewardSettings) -> Loaded | str:

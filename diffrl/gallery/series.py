@@ -30,15 +30,10 @@ SEEN = 4096
 
 @dataclass
 class Column:
-    """A metric of a run.
+    """A metric of a run."""
 
-    Args:
-        rows: in which it stands, ascending.
-        values: there; NaN where it is null, or no number.
-    """
-
-    rows: array[int] = field(default_factory=lambda: array("l"))
-    values: array[float] = field(default_factory=lambda: array("d"))
+    rows: array[int] = field(default_factory=lambda: array("l"))  # in which it stands, ascending
+    values: array[float] = field(default_factory=lambda: array("d"))  # there; NaN where it is null, or no number
 
     def numbers(self) -> list[float]:
         """Return the values that are numbers."""
@@ -47,23 +42,14 @@ class Column:
 
 @dataclass(frozen=True)
 class Track:
-    """The metrics of a run.
+    """The metrics of a run."""
 
-    Args:
-        key: of the run in addresses.
-        title: of the run.
-        count: of rows.
-        columns: by name, in the order in which they first appear.
-        problem: a sentence where there are none.
-        changes: see `input_changes`.
-    """
-
-    key: str
+    key: str  # of the run in addresses
     title: str
-    count: int = 0
-    columns: Mapping[str, Column] = field(default_factory=dict)
-    problem: str = ""
-    changes: Sequence[tuple[int, Sequence[str]]] = ()
+    count: int = 0  # of rows
+    columns: Mapping[str, Column] = field(default_factory=dict)  # by name, in the order in which they first appear
+    problem: str = ""  # a sentence where there are none
+    changes: Sequence[tuple[int, Sequence[str]]] = ()  # see `input_changes`
 
     @property
     def changed_rows(self) -> list[int]:

@@ -46,7 +46,7 @@ def find_sources(paths: Sequence[Path]) -> list[Source]:
         if not path.is_dir():
             default = " Train one: diffrl train configs/quickstart.yaml." if not paths else ""
             raise ConfigError(f"The gallery shows directories of runs or of images. There is no {path}.{default}")
-        runs = [path] if is_run(path) else runs_below(path)
+        runs = runs_below(path)
         if runs:
             kinds += [(run, "run") for run in runs]
         elif holds_media(path):
@@ -77,9 +77,9 @@ class Watched:
     """
 
     def __init__(self, paths: Sequence[Path], sources: Sequence[Source]):
-        self._folders = [path for path in map(Path, paths or ["runs"]) if path.is_dir() and not is_run(path)]
         self._sources = list(sources)
-        self._folders = [path for path in self._folders if not self._is_shown(path)]
+        folders = [path for path in map(Path, paths or ["runs"]) if path.is_dir() and not is_run(path)]
+        self._folders = [path for path in folders if path.resolve() not in self._known()]  # not a folder of images
         self._seen, self._lock = time.monotonic(), threading.Lock()
 
     def __call__(self) -> list[Source]:
@@ -92,16 +92,14 @@ class Watched:
             return self._sources
 
     def _look(self) -> None:
-        known = {Path(source.path).resolve() for source in self._sources}
-        folders = [folder for folder in self._folders if folder.is_dir()]
-        runs = [run for folder in folders for run in ([folder] if is_run(folder) else runs_below(folder))]
+        known = self._known()
+        runs = [run for folder in self._folders if folder.is_dir() for run in runs_below(folder)]
         new = [(run, "run") for run in runs if run.resolve() not in known]
         if new:
             self._sources = [*self._sources, *_named(new, self._sources)]
 
-    def _is_shown(self, path: Path) -> bool:
-        """Return whether a folder is a source itself, a folder of images."""
-        return any(Path(source.path).resolve() == path.resolve() for source in self._sources)
+    def _known(self) -> set[Path]:
+        return {Path(source.path).resolve() for source in self._sources}
 
 
 def is_run(path: Path) -> bool:
@@ -110,19 +108,18 @@ def is_run(path: Path) -> bool:
 
 
 def runs_below(path: Path, depth: int = DEPTH) -> list[Path]:
-    """Return runs in a folder, not those inside of others."""
-    if depth == 0:
-        return []
-    folders = sorted(entry for entry in path.iterdir() if entry.is_dir() and not entry.name.startswith("."))
-    return [run for folder in folders for run in ([folder] if is_run(folder) else runs_below(folder, depth - 1))]
+    """Return a folder that is a run, else the runs in it, not those inside of others."""
+    if is_run(path):
+        return [path]
+    return [run for folder in _folders(path) for run in runs_below(folder, depth - 1)] if depth else []
+
+
+def _folders(path: Path) -> list[Path]:
+    return sorted(entry for entry in path.iterdir() if entry.is_dir() and not entry.name.startswith("."))
 
 
 def left_out(paths: Sequence[Path]) -> list[str]:
-    """Return a sentence for each folder below the given ones that has a run's configuration and nothing else of a run.
-
-    Args:
-        paths: as `find_sources` takes them.
-    """
+    """Return a sentence for each folder below that has a run's configuration and nothing else of a run."""
     folders = [path for path in map(Path, paths or [Path("runs")]) if path.is_dir() and not is_run(path)]
     configured = dict.fromkeys(folder.resolve() for path in folders for folder in _begun(path))
     return [
@@ -135,7 +132,7 @@ def left_out(paths: Sequence[Path]) -> list[str]:
 def _begun(path: Path, depth: int = DEPTH) -> list[Path]:
     """Return folders below, down to some levels, that hold a configuration and no run, and are in none."""
     configured = []
-    for folder in sorted(entry for entry in path.iterdir() if entry.is_dir() and not entry.name.startswith(".")):
+    for folder in _folders(path):
         if is_run(folder):
             continue
         if (folder / "config.yaml").is_file() and not runs_below(folder):
@@ -157,11 +154,7 @@ def holds_media(path: Path) -> bool:
 
 
 def titles_of(paths: Sequence[Path]) -> list[str]:
-    """Return a folder's name for each path, and before it as many folders as tell it from the others: "diffrl/seed-0".
-
-    Args:
-        paths: of different folders.
-    """
+    """Return each folder's name, and before it as many folders as tell it from the others: "diffrl/seed-0"."""
     parts = [path.resolve().parts for path in paths]
     titles = []
     for path in parts:

@@ -63,10 +63,7 @@ class Thumbnails:
     def get(self, path: Path, size: int | None, still: bool) -> bytes | None:
         """Return a WebP of at most `size` pixels a side; None if the file itself will do: it is small, or moves.
 
-        Args:
-            path: an image.
-            size: one of `SIZES`, or None.
-            still: the first frame of what moves.
+        With `still` it is the first frame of what moves.
 
         Raises:
             GalleryError: it cannot be read as an image (404), or is too large (413).
@@ -99,11 +96,7 @@ def shrink(path: Path, size: int | None, still: bool) -> bytes | None:
 
 @contextlib.contextmanager
 def showing(path: Path, name: str) -> Iterator[Image.Image]:
-    """Open an image that is to be shown; whatever is raised while it is open says so in a sentence.
-
-    Args:
-        path: of the image.
-        name: how the sentence begins.
+    """Open an image that is to be shown; what is raised while it is open says so in a sentence that begins with `name`.
 
     Raises:
         GalleryError: it cannot be read (404), or has more than `PIXELS` (413).

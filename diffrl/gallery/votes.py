@@ -85,17 +85,11 @@ VOTE = TypeAdapter(Vote)
 
 @dataclass(frozen=True)
 class Read:
-    """What the file holds.
+    """What the file holds."""
 
-    Args:
-        votes: that count, in their order.
-        voided: how many were taken back.
-        unreadable: lines that are none of the above, without a torn last one.
-    """
-
-    votes: Sequence[Vote] = ()
-    voided: int = 0
-    unreadable: int = 0
+    votes: Sequence[Vote] = ()  # that count, in their order
+    voided: int = 0  # how many were taken back
+    unreadable: int = 0  # lines that are none of the above, without a torn last one
 
 
 def side_of(source: Source, state: State, sample: Sample) -> Side:
@@ -200,17 +194,12 @@ def read_votes(path: Path) -> Read:
 
 
 class Pairing(NamedTuple):
-    """Samples of A and B beside each other.
+    """Samples of A and B beside each other."""
 
-    Args:
-        briefs: of A and of B.
-        rows: those that both have.
-        shown: those of them that can be judged: both images were kept whatever they scored, with their own pixels, as
-            far as the index says.
-    """
-
-    briefs: list[list[Brief]]
-    rows: list[Row]
+    briefs: list[list[Brief]]  # of A and of B
+    rows: list[Row]  # those that both have
+    # those of them that can be judged: both images were kept whatever they scored, with their own pixels, as far as
+    # the index says
     shown: list[Row]
 
 

@@ -31,17 +31,11 @@ from diffrl.training.session import open_adapter
 
 @dataclass(frozen=True)
 class Choice:
-    """Which checkpoint is asked for; with none of the three, the newest healthy one that is whole.
+    """Which checkpoint is asked for; with none of the three, the newest healthy one that is whole."""
 
-    Args:
-        step: that of this iteration.
-        best: of those whose iteration was evaluated, the one with the best first held-out reward.
-        newest: the newest that is whole, healthy or not.
-    """
-
-    step: int | None = None
-    best: bool = False
-    newest: bool = False
+    step: int | None = None  # that of this iteration
+    best: bool = False  # of those whose iteration was evaluated, the one with the best first held-out reward
+    newest: bool = False  # the newest that is whole, healthy or not
 
     @property
     def asked(self) -> list[str]:
@@ -78,12 +72,6 @@ def require_choice(choice: Choice, run: Path | None, option: str = "--run") -> N
 def choose_checkpoint(run_dir: Path, config: Config, choice: Choice, report: Callable[[str], None]) -> Checkpoint:
     """Return the checkpoint that is asked for. Where none was named, a damaged one has a stand-in, which is reported.
 
-    Args:
-        run_dir: the run.
-        config: of the run.
-        choice: as `require_choice` let it pass.
-        report: receives what the user should know.
-
     Raises:
         ConfigError: the run has no such checkpoint, or none that is healthy.
         CheckpointError: it has none at all, or what was asked for is damaged.
@@ -101,11 +89,6 @@ def choose_checkpoint(run_dir: Path, config: Config, choice: Choice, report: Cal
 
 def place_of(run_dir: Path, step: int | None, key: str) -> Path:
     """Return the path of an iteration's checkpoint.
-
-    Args:
-        run_dir: the run.
-        step: the iteration.
-        key: what names it, for the message.
 
     Raises:
         ConfigError: there is none; lists those that there are.
@@ -186,10 +169,8 @@ def best_step(run_dir: Path, config: Config, report: Callable[[str], None]) -> i
     report(f"Best held-out {reward} of the iterations {known}: {values[best]:.4g} after iteration {best}.")
     top = health.best(values)
     if top is not None and health.sign * values[top] > health.sign * values[best]:
-        why = (
-            "before training" if top == 0 else f"after iteration {top}, whose checkpoint is gone (run.keep_checkpoints)"
-        )
-        report(f"It was better {why}: {values[top]:.4g}.")
+        gone = f"after iteration {top}, whose checkpoint is gone (run.keep_checkpoints)"
+        report(f"It was better {gone if top else 'before training'}: {values[top]:.4g}.")
     return best
 
 
@@ -231,11 +212,6 @@ def aligned_weights(checkpoint: Checkpoint) -> tuple[str, Mapping[str, Tensor]]:
 def load_aligned(run: Path, device: torch.device, choice: Choice = HEALTHY) -> AlignedModel:
     """Load a run's model and put a checkpoint into it.
 
-    Args:
-        run: a run's directory.
-        device: where the model runs.
-        choice: of its checkpoints.
-
     Raises:
         ConfigError: there is no such run or checkpoint, or its model cannot be loaded.
         CheckpointError: it has no checkpoint that can be used.
@@ -246,17 +222,7 @@ def load_aligned(run: Path, device: torch.device, choice: Choice = HEALTHY) -> A
 
 
 def open_run_model(run: Path, device: torch.device, choice: Choice = HEALTHY) -> AlignedModel:
-    """Load a run's model as it was before any alignment, a checkpoint beside it.
-
-    Args:
-        run: a run's directory.
-        device: where the model runs.
-        choice: of its checkpoints.
-
-    Raises:
-        ConfigError: there is no such run or checkpoint, or its model cannot be loaded.
-        CheckpointError: it has no checkpoint that can be used.
-    """
+    """Load a run's model as it was before any alignment, a checkpoint beside it; raises as `load_aligned` does."""
     run_dir, config = open_run_dir(run)
     messages: list[str] = []
     checkpoint = choose_checkpoint(run_dir, config, choice, messages.append)

@@ -27,13 +27,7 @@ from diffrl.run.journal import Journal, random_group
 from diffrl.run.recovery import restore_weights
 from diffrl.run.results import Run
 from diffrl.run.status import describe_kept, resume_command
-from diffrl.run.summary import (
-    held_out_change,
-    print_summary,
-    unplanned_evaluations,
-    write_before_after,
-    write_curve,
-)
+from diffrl.run.summary import held_out_change, print_summary, unplanned_evaluations, write_before_after, write_curve
 from diffrl.terminal.exits import broken_peer, forbid_sys_exit, peer_gone
 from diffrl.terminal.progress import Progress
 from diffrl.terminal.signals import Ended, ImmediateStop, Interruption, StopSignal

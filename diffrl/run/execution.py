@@ -144,9 +144,6 @@ class TrainingRun:
     def _answer(self, row: Metrics) -> Metrics:
         """Go back to the newest healthy checkpoint if an evaluation raised an alarm, or act as the guard says.
 
-        Args:
-            row: the metrics of the evaluation's iteration.
-
         Returns:
             What the row is to say of it.
         """

@@ -77,7 +77,7 @@ class Journal:
             options = {"name": self.config.run.name, "id": run_id, "resume": "allow", "group": wandb.group}
             options |= {"tags": list(wandb.tags)} if wandb.tags else {}
             kwargs["wandb"] = {**options, "entity": wandb.entity, "mode": wandb.mode, "dir": str(self.run_dir)}
-        flat = {k: v for k, v in _flatten(self.config.model_dump()).items() if isinstance(v, (int, float, str, bool))}
+        flat = {k: v for k, v in flatten(self.config.model_dump()).items() if isinstance(v, (int, float, str, bool))}
         unnamed = "diffrl" if others else "tensorboard"
         project = wandb.project if wandb else unnamed
         try:
@@ -248,9 +248,9 @@ def _columns(values: Mapping[str, torch.Tensor]) -> list[dict[str, float]]:
     return [dict(zip(lists, row, strict=True)) for row in zip(*lists.values(), strict=True)]
 
 
-def _flatten(tree: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
+def flatten(tree: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
     """Return nested mappings as one, keys joined by dots."""
     flat: dict[str, Any] = {}
     for key, value in tree.items():
-        flat.update(_flatten(value, f"{prefix}{key}.") if isinstance(value, Mapping) else {f"{prefix}{key}": value})
+        flat.update(flatten(value, f"{prefix}{key}.") if isinstance(value, Mapping) else {f"{prefix}{key}": value})
     return flat

@@ -113,10 +113,6 @@ def _move_beyond(run_dir: Path, folder: Path, step: int) -> None:
 def set_ending_aside(run_dir: Path, iterations: int) -> list[str]:
     """Move what tells of an end that is none any more into a folder of its own; what was done, in a message.
 
-    Args:
-        run_dir: the run, locked.
-        iterations: that it has now.
-
     Raises:
         DiffrlError: the disk refused; what was not moved is where it was.
     """

@@ -40,12 +40,6 @@ DOWN, UP = f".lora_A.{ADAPTER_NAME}.weight", f".lora_B.{ADAPTER_NAME}.weight"
 def begin_with(config: Config, run: Path, choice: Choice, report: Callable[[str], None]) -> Config:
     """Return a configuration that begins with a run's weights, in place of its model.init_from and model.lora.start.
 
-    Args:
-        config: of the new run.
-        run: the other run's directory.
-        choice: of its checkpoints.
-        report: receives what the user should know.
-
     Raises:
         ConfigError: there is no such run or checkpoint, or it is of another model.
         CheckpointError: none of its checkpoints can be used.

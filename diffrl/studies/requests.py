@@ -73,8 +73,7 @@ class CompareRequest:
         typer.Option(help="Difference of the metric that is to be resolved (power 0.8): chooses the number of seeds."),
     ] = None
     sd: Annotated[
-        float | None,
-        typer.Option(help="Of paired differences, for --detect. Default: the one measured in --out."),
+        float | None, typer.Option(help="Of paired differences, for --detect. Default: the one measured in --out.")
     ] = None
     guidance: Annotated[
         list[float] | None,

@@ -26,21 +26,14 @@ AILMENTS = ("unsafe", "hacked", "collapsed")
 
 @dataclass(frozen=True)
 class Health:
-    """A run's evaluations.
+    """A run's evaluations."""
 
-    Args:
-        reward: the first held-out reward.
-        values: of it, by the iteration after which it was measured.
-        sign: 1 where more is better, else -1.
-        ailments: of every evaluation that the guard looked at, by iteration: one of `AILMENTS`, or "" if it is healthy.
-        left: iterations after whose evaluation the run went back.
-    """
-
-    reward: str
-    values: Mapping[int, float]
-    sign: int
+    reward: str  # the first held-out reward
+    values: Mapping[int, float]  # of it, by the iteration after which it was measured
+    sign: int  # 1 where more is better, else -1
+    # of every evaluation that the guard looked at, by iteration: one of `AILMENTS`, or "" if it is healthy
     ailments: Mapping[int, str]
-    left: Collection[int] = ()
+    left: Collection[int] = ()  # iterations after whose evaluation the run went back
 
     def ailment(self, step: int) -> str:
         """Return what is wrong with an iteration: by its own evaluation, else by those on either side; else empty."""

@@ -7,17 +7,17 @@ import math
 import os
 from collections.abc import Callable, Mapping
 from pathlib import Path
-from types import TracebackType
 from typing import Any
 
 from diffrl.errors import DiffrlError
 from diffrl.files import LONGEST_LINE, flush, read_own, replacing
+from reward_models.common.files import Closing
 
 OUTSIDE = ("evaluation", "checkpoint", "trees")
 """Phases among `seconds` that are no part of training: looking at it and keeping it."""
 
 
-class MetricsLog:
+class MetricsLog(Closing):
     """Appends rows to a metrics file.
 
     A row that was appended survives the death of the process; after `sync` it also survives a power cut. Call `sync`
@@ -76,14 +76,6 @@ class MetricsLog:
                 self.sync()
             finally:
                 self._file.close()
-
-    def __enter__(self) -> MetricsLog:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self.close()
 
     def _open(self) -> Any:
         try:

@@ -21,7 +21,6 @@ import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from types import TracebackType
 from typing import Any
 
 from torch import Tensor
@@ -32,6 +31,7 @@ from diffrl.tracking.index import IMAGES, INDEX, connect, explained, is_exact, k
 from diffrl.tracking.places import place
 from diffrl.tracking.reward_rows import RewardWriter, reward_rows
 from reward_models.common.errors import RewardError
+from reward_models.common.files import Closing
 from reward_models.common.stores import transaction
 from reward_models.media import open_media, save_media
 
@@ -46,48 +46,31 @@ ON CONFLICT ({KEY}) DO UPDATE SET {", ".join(f"{name} = excluded.{name}" for nam
 
 @dataclass(frozen=True)
 class StoredSample:
-    """One sample with its address, its rewards and its picture.
+    """One sample with its address, its rewards and its picture."""
 
-    Args:
-        stage: what it was drawn for: "train", "eval", "generate" or another lower-case word.
-        iteration: the training iteration, from 0.
-        group: the slot of the iteration's batch that holds the prompt.
-        root: index of the initial noise within the group.
-        seed: the seed that the address belongs to.
-        prompt: its text.
-        path: child indices from the root, as in `Address`.
-        metadata: JSON values that came with the prompt.
-        total: the weighted reward; None or NaN where a scorer failed.
-        advantage: None where it was not trained on.
-        rewards: raw value by name, parts as "reward/part"; None or NaN where the scorer failed. Read back as None.
-        error: why a scorer failed.
-        notes: what scorers say of it, by the name of the reward.
-        picture: (3, H, W) or (F, 3, H, W) uint8 to be written; not read back, see `SampleStore.picture`.
-        small: bytes of a WebP to be written in place of a picture; not read back.
-        file: where the picture lies, relative to the run directory; set by the store.
-        exact: whether the picture has the sample's own pixels. Written: None is True for `picture`, False for `small`.
-            Read: what the index says, and of an older one whether the file is lossless; False without a picture.
-        representative: whether the picture was kept whatever the sample scored; None where an older index does not say,
-            and without a picture.
-    """
-
-    stage: str
-    iteration: int
-    group: int
-    root: int
-    seed: int
+    stage: str  # what it was drawn for: "train", "eval", "generate" or another lower-case word
+    iteration: int  # the training iteration, from 0
+    group: int  # the slot of the iteration's batch that holds the prompt
+    root: int  # index of the initial noise within the group
+    seed: int  # the seed that the address belongs to
     prompt: str
-    path: tuple[int, ...] = ()
-    metadata: Mapping[str, Any] = field(default_factory=dict)
-    total: float | None = None
-    advantage: float | None = None
+    path: tuple[int, ...] = ()  # child indices from the root, as in `Address`
+    metadata: Mapping[str, Any] = field(default_factory=dict)  # JSON values that came with the prompt
+    total: float | None = None  # the weighted reward; None or NaN where a scorer failed
+    advantage: float | None = None  # None where it was not trained on
+    # raw value by name, parts as "reward/part"; None or NaN where the scorer failed. Read back as None.
     rewards: Mapping[str, float | None] = field(default_factory=dict)
-    error: str | None = None
-    notes: Mapping[str, str] = field(default_factory=dict)
+    error: str | None = None  # why a scorer failed
+    notes: Mapping[str, str] = field(default_factory=dict)  # what scorers say of it, by the name of the reward
+    # (3, H, W) or (F, 3, H, W) uint8 to be written; not read back, see `SampleStore.picture`
     picture: Tensor | None = None
-    small: bytes | None = None
-    file: str | None = None
+    small: bytes | None = None  # bytes of a WebP to be written in place of a picture; not read back
+    file: str | None = None  # where the picture lies, relative to the run directory; set by the store
+    # whether the picture has the sample's own pixels. Written: None is True for `picture`, False for `small`. Read:
+    # what the index says, and of an older one whether the file is lossless; False without a picture.
     exact: bool | None = None
+    # whether the picture was kept whatever the sample scored; None where an older index does not say, and without a
+    # picture
     representative: bool | None = None
 
     @property
@@ -101,7 +84,7 @@ class StoredSample:
         return bool(self.exact) and self.representative is not False
 
 
-class SampleStore:
+class SampleStore(Closing):
     """The samples of one run. Failures of the index or of the disk are DiffrlErrors that name the file."""
 
     def __init__(self, run_dir: Path, readonly: bool = False, fps: float = 16.0):
@@ -230,14 +213,6 @@ class SampleStore:
     def close(self) -> None:
         """Close the index; closing twice does nothing."""
         self._database.close()
-
-    def __enter__(self) -> SampleStore:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self.close()
 
     def _save_picture(self, sample: StoredSample) -> str | None:
         file = _picture_file(sample)

@@ -1,4 +1,4 @@
-"""Files that outlive a kill: written whole or not at all, and removed."""
+"""Files that outlive a kill: written whole or not at all, closed, and removed."""
 
 from __future__ import annotations
 
@@ -7,6 +7,21 @@ import shutil
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
+from typing import Self
+
+
+class Closing:
+    """What is closed at the end of a `with`."""
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *problem: object) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """Close it; closing twice does nothing."""
+        raise NotImplementedError
 
 
 @contextmanager

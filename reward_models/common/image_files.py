@@ -53,21 +53,13 @@ class TooLargeError(RewardError):
 
 @dataclass(frozen=True)
 class Header:
-    """What is known of an image file before its pixels are read.
+    """What is known of an image file before its pixels are read."""
 
-    Args:
-        height: in pixels, as it is shown.
-        width: likewise.
-        frames: that are stored; 1 unless it is an animation.
-        moves: whether it is a clip.
-        size: about how many bytes its decoded pixels take.
-    """
-
-    height: int
-    width: int
-    frames: int
-    moves: bool
-    size: int
+    height: int  # in pixels, as it is shown
+    width: int  # likewise
+    frames: int  # that are stored; 1 unless it is an animation
+    moves: bool  # whether it is a clip
+    size: int  # about how many bytes its decoded pixels take
 
 
 @contextmanager

@@ -26,8 +26,9 @@ def rule(text: str) -> PydanticCustomError:
     return PydanticCustomError("rule", "{rule}", {"rule": text})
 
 
-def problems(texts: Sequence[str]) -> PydanticCustomError:
-    """Return problems between several keys: whole sentences that name their paths."""
+def problems(texts: str | Sequence[str]) -> PydanticCustomError:
+    """Return problems between several keys, one or more: whole sentences that name their paths."""
+    texts = [texts] if isinstance(texts, str) else texts
     return PydanticCustomError("problems", "{text}", {"text": "\n".join(texts), "problems": list(texts)})
 
 

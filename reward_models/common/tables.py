@@ -20,17 +20,11 @@ MARKS = {b"\xff\xfe\x00\x00": "UTF-32", b"\x00\x00\xfe\xff": "UTF-32", b"\xff\xf
 
 
 class Row(NamedTuple):
-    """A row of a table.
+    """A row of a table."""
 
-    Args:
-        where: it stands: "prompts.csv:7".
-        record: values by column; empty if it cannot be read at all.
-        problem: what is wrong with it, a sentence; None if nothing is.
-    """
-
-    where: str
-    record: dict[str, Any]
-    problem: str | None = None
+    where: str  # "FILE:LINE", as "prompts.csv:7"
+    record: dict[str, Any]  # values by column; empty if it cannot be read at all
+    problem: str | None = None  # what is wrong with it, a sentence; None if nothing is
 
 
 class Table(NamedTuple):

@@ -11,10 +11,10 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
-from types import TracebackType
 from typing import Any
 
 from reward_models.common.errors import RewardError
+from reward_models.common.files import Closing
 from reward_models.common.stores import describe_failure, open_to_write, require_tables, transaction
 
 SCHEMA_VERSION = 2
@@ -31,19 +31,12 @@ CREATE TABLE scores (
 
 @dataclass(frozen=True)
 class Score:
-    """One reward of one sample.
+    """One reward of one sample."""
 
-    Args:
-        raw: NaN where it failed.
-        parts: named components; NaN where unknown.
-        error: why it failed, or None.
-        note: the scorer's reason in words, if it gave one.
-    """
-
-    raw: float
-    parts: Mapping[str, float] = field(default_factory=dict)
-    error: str | None = None
-    note: str | None = None
+    raw: float  # NaN where it failed
+    parts: Mapping[str, float] = field(default_factory=dict)  # named components; NaN where unknown
+    error: str | None = None  # why it failed, or None
+    note: str | None = None  # the scorer's reason in words, if it gave one
 
     @property
     def ok(self) -> bool:
@@ -61,7 +54,7 @@ def default_path() -> Path:
     return Path(os.environ.get("XDG_CACHE_HOME") or "~/.cache").expanduser() / "diffrl" / "scores.sqlite"
 
 
-class ScoreCache:
+class ScoreCache(Closing):
     """The file. Several processes and threads may use it at once; `None` keeps scores in memory, for one run only."""
 
     def __init__(self, path: Path | None):
@@ -115,14 +108,6 @@ class ScoreCache:
     def close(self) -> None:
         """Close the file; closing twice does nothing."""
         self._database.close()
-
-    def __enter__(self) -> ScoreCache:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self.close()
 
     @contextmanager
     def _explained(self) -> Iterator[None]:

@@ -39,19 +39,13 @@ SAMPLE_KEYS = ("seed", "number")
 
 @dataclass(frozen=True)
 class Index:
-    """What the table of a folder says.
+    """What the table of a folder says."""
 
-    Args:
-        name: of its file.
-        captions: by image, its path relative to the folder, with slashes; and again in small letters.
-        everyone: of all images below.
-        broken: why a row of it cannot be read.
-    """
-
-    name: str
+    name: str  # of its file
+    # by image, its path relative to the folder, with slashes; and again in small letters
     captions: Mapping[str, Caption] = field(default_factory=dict)
-    everyone: Caption | None = None
-    broken: str | None = None
+    everyone: Caption | None = None  # of all images below
+    broken: str | None = None  # why a row of it cannot be read
 
     def of(self, folder: Path, image: Path) -> Caption | None:
         """Return what it says of an image below its folder; names may begin with its own, or be whole paths."""

@@ -18,29 +18,19 @@ MEDIA_SUFFIXES = (*IMAGE_SUFFIXES, *VIDEO_SUFFIXES)
 
 @dataclass(frozen=True)
 class Item:
-    """One sample.
+    """One sample."""
 
-    Args:
-        path: of its file.
-        name: the path as the user gave or would give it; what rows and messages say.
-        root: the folder in which it was found; captions are looked for up to there.
-        prompt: None if it has none.
-        metadata: what scorers may need beside the prompt.
-        sample: where it comes from (stage, iteration, seed, ...); copied to the rows.
-        problem: why it has no prompt, where something about it could not be read.
-        prompt_from: where its prompt was found.
-        group: samples of the same key are a group; None: those of equal prompts, or of one folder, are.
-    """
-
-    path: Path
-    name: str
-    root: Path
-    prompt: str | None = None
-    metadata: Mapping[str, Any] = field(default_factory=dict)
+    path: Path  # of its file
+    name: str  # the path as the user gave or would give it; what rows and messages say
+    root: Path  # the folder in which it was found; captions are looked for up to there
+    prompt: str | None = None  # None if it has none
+    metadata: Mapping[str, Any] = field(default_factory=dict)  # what scorers may need beside the prompt
+    # where it comes from (stage, iteration, seed, ...); copied to the rows
     sample: Mapping[str, Any] = field(default_factory=dict)
+    # samples of the same key are a group; None: those of equal prompts, or of one folder, are
     group: tuple[Any, ...] | None = None
-    problem: str | None = None
-    prompt_from: str | None = None
+    problem: str | None = None  # why it has no prompt, where something about it could not be read
+    prompt_from: str | None = None  # where its prompt was found
 
     @property
     def group_key(self) -> tuple[Any, ...]:

@@ -44,13 +44,6 @@ def check_targets(
 ) -> None:
     """Refuse to write over what is read, or figures to where the next run would score them.
 
-    Args:
-        outs: files of rows.
-        plot: folder or file of figures.
-        items: what is scored.
-        others: further files that are read.
-        paths: paths that were asked for.
-
     Raises:
         RewardError: names the file.
     """

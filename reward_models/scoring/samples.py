@@ -20,25 +20,15 @@ from reward_models.scoring.items import Item
 
 @dataclass
 class Read:
-    """A sample of the window.
+    """A sample of the window."""
 
-    Args:
-        item: what it is.
-        scores: what is known of it, by label.
-        keys: of what is not known, by label.
-        media: its pixels, if there is anything left to score.
-        fps: of a video.
-        source: pixels of the image that it is an edit of, if a reward looks at them.
-        cached: labels of the scores that were known before this run.
-    """
-
-    item: Item
-    scores: dict[str, Score] = field(default_factory=dict)
-    keys: dict[str, str] = field(default_factory=dict)
-    media: Tensor | None = None
-    fps: float | None = None
-    source: Tensor | None = None
-    cached: frozenset[str] = frozenset()
+    item: Item  # what it is
+    scores: dict[str, Score] = field(default_factory=dict)  # what is known of it, by label
+    keys: dict[str, str] = field(default_factory=dict)  # of what is not known, by label
+    media: Tensor | None = None  # its pixels, if there is anything left to score
+    fps: float | None = None  # of a video
+    source: Tensor | None = None  # pixels of the image that it is an edit of, if a reward looks at them
+    cached: frozenset[str] = frozenset()  # labels of the scores that were known before this run
 
     @property
     def shape(self) -> tuple[int, ...]:

@@ -10,13 +10,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from reward_models.common.errors import RewardError
-from reward_models.scoring.captions import (
-    SAMPLE_KEYS,
-    SAMPLES_INDEX,
-    from_prompts_file,
-    is_caption,
-    with_captions,
-)
+from reward_models.scoring.captions import SAMPLE_KEYS, SAMPLES_INDEX, from_prompts_file, is_caption, with_captions
 from reward_models.scoring.items import MEDIA_SUFFIXES, Found, Item, is_media, peek
 from reward_models.scoring.order import natural_key
 from reward_models.scoring.runs import is_run, samples_of_run
@@ -27,25 +21,15 @@ HIDDEN, OTHER, UNLISTED = "hidden", "neither image nor video", f"not in {SAMPLES
 
 @dataclass(frozen=True)
 class Selection:
-    """Which samples, and their prompts.
+    """Which samples, and their prompts."""
 
-    Args:
-        paths: files, folders, patterns ("out/**/*.png") or directories of runs.
-        stage: of runs, only this stage.
-        iterations: of runs, only these; empty: all.
-        prompt: of every image.
-        prompts: a file of prompts; see `captions.from_prompts_file`.
-        media: "image" or "video": only these; None: all.
-        limit: only the first, after sorting.
-    """
-
-    paths: Sequence[str]
-    stage: str | None = None
-    iterations: Sequence[int] = ()
-    prompt: str | None = None
-    prompts: Path | None = None
-    media: str | None = None
-    limit: int | None = None
+    paths: Sequence[str]  # files, folders, patterns ("out/**/*.png") or directories of runs
+    stage: str | None = None  # of runs, only this stage
+    iterations: Sequence[int] = ()  # of runs, only these; empty: all
+    prompt: str | None = None  # of every image
+    prompts: Path | None = None  # a file of prompts; see `captions.from_prompts_file`
+    media: str | None = None  # "image" or "video": only these; None: all
+    limit: int | None = None  # only the first, after sorting
 
 
 def collect(selection: Selection) -> Found:
@@ -191,12 +175,5 @@ def _generated(path: Path, caption: Caption, folder: Path) -> Item:
     metadata = {key: value for key, value in caption.metadata.items() if key not in SAMPLE_KEYS}
     sample = {key: caption.metadata[key] for key in SAMPLE_KEYS if key in caption.metadata}
     return Item(
-        path,
-        str(path),
-        folder,
-        caption.prompt,
-        metadata,
-        sample,
-        problem=caption.problem,
-        prompt_from=SAMPLES_INDEX,
+        path, str(path), folder, caption.prompt, metadata, sample, problem=caption.problem, prompt_from=SAMPLES_INDEX
     )

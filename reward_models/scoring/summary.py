@@ -29,27 +29,17 @@ STATISTICS = ("n", "mean", "std", "min", "median", "max", "failed")
 
 @dataclass
 class Series:
-    """All scores of one reward.
+    """All scores of one reward."""
 
-    Args:
-        label: of the reward, or "total".
-        higher_is_better: see the scorer's spec.
-        version: of the scorer; None for the total.
-        remote: a server computed it, whose weights cannot be seen from here.
-        values: NaN where it failed.
-        cached: how many were known before.
-        errors: the first different messages, each with the file that it was first said of.
-        failed: how many failed.
-    """
-
-    label: str
-    higher_is_better: bool = True
-    version: str | None = None
-    remote: bool = False
-    values: list[float] = field(default_factory=list)
-    cached: int = 0
+    label: str  # of the reward, or "total"
+    higher_is_better: bool = True  # see the scorer's spec
+    version: str | None = None  # of the scorer; None for the total
+    remote: bool = False  # a server computed it, whose weights cannot be seen from here
+    values: list[float] = field(default_factory=list)  # NaN where it failed
+    cached: int = 0  # how many were known before
+    # the first different messages, each with the file that it was first said of
     errors: list[tuple[str, str]] = field(default_factory=list)
-    failed: int = 0
+    failed: int = 0  # how many failed
 
     def add(self, name: str, value: float, error: str | None, cached: bool) -> None:
         """Add a sample's score."""

@@ -20,21 +20,13 @@ MOST_BYTES = 256_000_000
 
 @dataclass(frozen=True)
 class Caption:
-    """What a row says.
+    """What a row says."""
 
-    Args:
-        file: the image it speaks of, if it names one; with slashes.
-        prompt: None if it has none.
-        metadata: whatever else it says.
-        problem: why its prompt is none.
-        broken: the row could not be read at all.
-    """
-
-    file: str | None = None
-    prompt: str | None = None
-    metadata: Mapping[str, Any] = field(default_factory=dict)
-    problem: str | None = None
-    broken: bool = False
+    file: str | None = None  # the image it speaks of, if it names one; with slashes
+    prompt: str | None = None  # None if it has none
+    metadata: Mapping[str, Any] = field(default_factory=dict)  # whatever else it says
+    problem: str | None = None  # why its prompt is none
+    broken: bool = False  # the row could not be read at all
 
 
 def read_captions(path: Path) -> list[Caption]:

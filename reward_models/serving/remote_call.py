@@ -20,25 +20,15 @@ RETRIED = (408, 429, 500, 502, 503, 504)
 
 @dataclass(frozen=True)
 class Servers:
-    """Servers of one reward, and how they are asked.
+    """Servers of one reward, and how they are asked."""
 
-    Args:
-        reward: its name there.
-        version: that it must have.
-        timeout: seconds to connect, and from there to the end of the answer.
-        attempts: for each piece of a batch.
-        deadline: seconds until a batch ends, whatever is missing.
-        client: through which connections.
-        replicas: whose turn it is.
-    """
-
-    reward: str
-    version: str
-    timeout: tuple[float, float]
-    attempts: int
-    deadline: float
-    client: Client
-    replicas: Replicas
+    reward: str  # its name there
+    version: str  # that it must have
+    timeout: tuple[float, float]  # seconds to connect, and from there to the end of the answer
+    attempts: int  # for each piece of a batch
+    deadline: float  # seconds until a batch ends, whatever is missing
+    client: Client  # through which connections
+    replicas: Replicas  # whose turn it is
 
 
 class Call:

@@ -40,17 +40,11 @@ class UnreachableError(Exception):
 
 @dataclass(frozen=True)
 class Answer:
-    """A server's answer.
+    """A server's answer."""
 
-    Args:
-        status: of HTTP.
-        headers: case does not matter.
-        body: at most as many bytes as asked for.
-    """
-
-    status: int
-    headers: Mapping[str, str]
-    body: bytes
+    status: int  # of HTTP
+    headers: Mapping[str, str]  # case does not matter
+    body: bytes  # at most as many bytes as asked for
 
     @property
     def retry_after(self) -> float:

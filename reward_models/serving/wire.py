@@ -251,12 +251,7 @@ def _require_allowed(shape: Sequence[int], limits: Limits) -> None:
 
 
 def encode_output(output: RewardOutput, version: str) -> bytes:
-    """Return scores as the body of an answer; float32 survives exactly, what is not finite is null.
-
-    Args:
-        output: of one request.
-        version: the scorer's `spec.version`.
-    """
+    """Return scores as the body of an answer; float32 survives exactly, what is not finite is null."""
     raw, ok, errors = _numbers(output.raw), output.ok.tolist(), list(output.errors)
     for row, value in enumerate(raw):
         if ok[row] and value is None:

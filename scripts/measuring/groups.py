@@ -4,39 +4,29 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any
 
-from measuring.spaces import BUDGET, SPACES, best, read_trials, trials_file
+from measuring.spaces import BUDGET, FOLDERS, SPACES, best, read_trials, trials_file
 
 TREE = "rollout.tree={roots: 1, branches: 4, splits: [0, 2], correlation: 4.0}"
 GRPO = "objective={kind: grpo, clip: 1.0e-3} train.warmup_updates=6"
 NFT = "objective={kind: nft, kl: 0.0} credit={} train.warmup_updates=2"
 ONE = "train.updates_per_iteration=1 train.warmup_updates=2"
+EXPLORE = "rollout.explore={precision: nvfp4, engine: emulated, candidates: 48, keep: 16, audit: 0, select: %s}"
 UNSEEN = "run.seed=10 eval.seed=4321"
 """Seeds and held-out noise that no setting was chosen on."""
 
 
 @dataclass(frozen=True)
 class Group:
-    """One comparison, and what is asked of it.
+    """One comparison, and what is asked of it."""
 
-    Args:
-        arms: label -> configuration and overrides.
-        budget: evaluations of a run, priced.
-        seeds: of each arm.
-        questions: question -> pairs (first, second): second less first answers it.
-        prices: of evaluations.
-        evals: held-out evaluations of a run, besides the one before it.
-        guidance: scales that base and aligned model are measured with, besides none; nor that.
-        own_noise: whether each seed is evaluated on noise of its own.
-    """
-
-    arms: dict[str, str]
-    budget: int
-    seeds: int
-    questions: dict[str, tuple[tuple[str, str], ...]]
-    prices: str = "equal"
-    evals: int = 2
-    guidance: tuple[float, ...] = ()
-    own_noise: bool = False
+    arms: dict[str, str]  # label -> configuration and overrides
+    budget: int  # evaluations of a run, priced
+    seeds: int  # of each arm
+    questions: dict[str, tuple[tuple[str, str], ...]]  # question -> pairs (first, second): second less first answers it
+    prices: str = "equal"  # of evaluations
+    evals: int = 2  # held-out evaluations of a run, besides the one before it
+    guidance: tuple[float, ...] = ()  # scales that base and aligned model are measured with, besides none; nor that
+    own_noise: bool = False  # whether each seed is evaluated on noise of its own
 
 
 RATES = {
@@ -63,11 +53,10 @@ RATES = {
 
 def factorial(world: str) -> dict[str, str]:
     """Return a world's factorial: 4 merged steps, 8 prompts of 16 samples, second-order where no noise is."""
-    folder = {"shapes": "configs/tiny-sd3", "words": "configs/tiny-words"}[world]
     common = f"rollout.steps=4 prompts.per_iteration=8 {UNSEEN} track.trees=null"
 
     def arm(preset: str, *overrides: str) -> str:
-        return " ".join([f"{folder}/{preset}.yaml", common, *overrides])
+        return " ".join([f"{FOLDERS[world]}/{preset}.yaml", common, *overrides])
 
     def tree(*overrides: str) -> str:
         return arm("diffrl_nft", "rollout.solver=ab2", TREE, *overrides)
@@ -136,11 +125,10 @@ def _answered(
 def pool(price: float) -> Group:
     """Return DiffusionNFT with and without a pool of 48, explored at a price: Sol-RL's idea, else equal runs."""
     plain = factorial("shapes")["chains, nft"]
-    explore = "rollout.explore={precision: nvfp4, engine: emulated, candidates: 48, keep: 16, audit: 0, select: %s}"
     arms = {
         "no pool": plain,
-        "pool, best and worst": f"{plain} {explore % 'best_worst'}",
-        "pool, random": f"{plain} {explore % 'random'}",
+        "pool, best and worst": f"{plain} {EXPLORE % 'best_worst'}",
+        "pool, random": f"{plain} {EXPLORE % 'random'}",
     }
     questions = {
         "Does a pool pay?": (("no pool", "pool, best and worst"),),
@@ -152,14 +140,13 @@ def pool(price: float) -> Group:
 def parts(world: str) -> Group:
     """Return tree tilt with one part removed, or one of the chain's others added; a pool at a tenth of the price."""
     tilt = factorial(world)["tilt"]
-    explore = "rollout.explore={precision: nvfp4, engine: emulated, candidates: 48, keep: 16, audit: 0, select: %s}"
     arms = {
         "tilt": tilt,
         "first-order solver": f"{tilt} rollout.solver=ode",
         "noise at every step": f"{tilt} rollout.solver=ode rollout.stochastic={{kind: all}}",
         "one split of 16": f"{tilt} rollout.tree={{roots: 1, branches: 16, splits: [0], correlation: 4.0}}",
-        "pool of trees, by contrast": f"{tilt} {explore % 'sibling_contrast'}",
-        "pool of trees, random": f"{tilt} {explore % 'random'}",
+        "pool of trees, by contrast": f"{tilt} {EXPLORE % 'sibling_contrast'}",
+        "pool of trees, random": f"{tilt} {EXPLORE % 'random'}",
     }
     questions = {
         "What does it lose without a part?": tuple(("tilt", label) for label in list(arms)[1:4]),
@@ -236,13 +223,9 @@ def nodes(world: str) -> Group:
 
 def chain(world: str) -> Group:
     """Return the chain of the papers, the same with one part exchanged, and others, at published prices."""
-    folder = {"shapes": "configs/tiny-sd3", "words": "configs/tiny-words"}[world]
-    known = factorial(world)
+    folder, known = FOLDERS[world], factorial(world)
     common = f"rollout.steps=4 prompts.per_iteration=8 {UNSEEN} track.trees=null train.warmup_updates=2"
     whole = f"{folder}/chain.yaml {common} rollout.solver=ab2 rollout.explore.audit=0 train.learning_rate=1.5e-4"
-    pooled = (
-        "rollout.explore={precision: nvfp4, engine: emulated, candidates: 48, keep: 16, audit: 0, select: best_worst}"
-    )
     branch = f"{folder}/branch_grpo.yaml {common} train.learning_rate=1.5e-4"
     arms = {
         "chain": whole,
@@ -253,7 +236,7 @@ def chain(world: str) -> Group:
         "chain without a pool": known["tree, grpo, turning points"],
         "flow_grpo": known["chains, grpo"],
         "branch_grpo": f"{branch} rollout.tree={{roots: 1, branches: [4, 2, 2], splits: [0, 1, 2], correlation: 4.0}}",
-        "sol_rl": f"{known['chains, nft']} {pooled}",
+        "sol_rl": f"{known['chains, nft']} {EXPLORE % 'best_worst'}",
         "diffrl": known["diffrl"],
     }
     labels = list(arms)

@@ -76,11 +76,6 @@ def index_bytes(run: Path) -> int:
 def measure_run(path: str, overrides: Sequence[str], iterations: int) -> dict[str, dict[str, float]]:
     """Measure a configuration after one iteration to warm up: rows of numbers, by what they are about.
 
-    Args:
-        path: of a configuration.
-        overrides: "a.b=c" each.
-        iterations: that are measured.
-
     Returns:
         Means of an iteration: of each phase "cpu" and "wall" seconds, and where a network runs "share" of this
         machine's matrix products in these CPU seconds; of "stored" the bytes of the recorded steps, also by sample

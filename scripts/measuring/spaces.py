@@ -39,17 +39,11 @@ def _tree(branches: int | list[int], splits: tuple[int, ...]) -> str:
 
 @dataclass(frozen=True)
 class Space:
-    """A method's preset, and the overrides that each of its knobs may be.
+    """A method's preset, and the overrides that each of its knobs may be."""
 
-    Args:
-        preset: a recipe's name, with the overrides that all trials share.
-        knobs: knob -> choice -> overrides.
-        start: the first trial: knob -> choice.
-    """
-
-    preset: str
-    knobs: Mapping[str, Mapping[str, str]]
-    start: Mapping[str, str]
+    preset: str  # a recipe's name, with the overrides that all trials share
+    knobs: Mapping[str, Mapping[str, str]]  # knob -> choice -> overrides
+    start: Mapping[str, str]  # the first trial: knob -> choice
 
     def settings(self, choices: Mapping[str, str], world: str, regime: str) -> str:
         """Return recipe and overrides of a trial, as `diffrl compare` takes them."""

@@ -199,16 +199,11 @@ class Budgets(NamedTuple):
     """Budgets of one method that are worth another's score; None where no measured budget is.
 
     The smallest measured budget stands for itself and for all below it.
-
-    Args:
-        low: below it, the method's paired interval lies under the other's score.
-        at: where the means are equal.
-        high: above it, the interval lies over it.
     """
 
-    low: float | None
-    at: float | None
-    high: float | None
+    low: float | None  # below it, the method's paired interval lies under the other's score
+    at: float | None  # where the means are equal
+    high: float | None  # above it, the interval lies over it
 
 
 def budget_for(ours: Mapping[int, Mapping[int, float]], theirs: Mapping[int, float], points: int = 400) -> Budgets:

@@ -8,17 +8,10 @@ from functools import partial
 from typing import Any
 
 from diffrl.gallery.asked import Versus, Wanted, orders, paged, versus, wanted
-from diffrl.gallery.columns import (
-    MOST,
-    Choice,
-    Column,
-    choose,
-    options,
-)
+from diffrl.gallery.columns import MOST, Choice, Column, choose, options
 from diffrl.gallery.columns import label as state_label
 from diffrl.gallery.compare import (
     NOISE,
-    SORTS,
     Matched,
     Row,
     arrange,
@@ -47,49 +40,37 @@ Joined = tuple[Matched, Sequence[Sequence[Brief]]]
 
 @dataclass(frozen=True)
 class Compared:
-    """What an address compares.
+    """What an address compares."""
 
-    Args:
-        choice: the columns, at least one.
-        asked: filters, order and reward.
-        joined: samples beside each other.
-        seeds: of how many seeds of how many configurations the sources are; "" if of none.
-        pair: which columns are compared.
-        every: all rows.
-        rows: those that were asked for, in their order.
-        like: `Row.order` of the sample whose scores they have; None for all.
-    """
-
-    choice: Choice
-    asked: Wanted
-    joined: Joined
-    seeds: str
-    pair: Versus
+    choice: Choice  # the columns, at least one
+    asked: Wanted  # filters, order and reward
+    joined: Joined  # samples beside each other
+    seeds: str  # of how many seeds of how many configurations the sources are; "" if of none
+    pair: Versus  # which columns are compared
     every: Sequence[Row]
-    rows: Sequence[Row]
-    like: int | None
+    rows: Sequence[Row]  # those that were asked for, in their order
+    like: int | None  # `Row.order` of the sample whose scores they have; None for all
 
 
 def compared(query: Query, choice: Choice) -> Compared:
     """Return the samples of the chosen columns beside each other; columns that match nothing or do not fit are cut."""
-    asked = wanted(query, choice.columns, list(SORTS))
+    asked = wanted(query, choice.columns)
     matched, briefs = joined(choice.columns, asked.reward)
     if not choice.chosen and 0 < len(matched.unmatched) <= len(choice.columns) - 2:
         choice = without(choice, matched.unmatched)
-        asked = wanted(query, choice.columns, list(SORTS))
+        asked = wanted(query, choice.columns)
         matched, briefs = joined(choice.columns, asked.reward)
     seeds = seeds_of([column.source for column in choice.columns])
     if len(choice.columns) > MOST:
         choice = fitting(choice, matched, asked)
-        asked = wanted(query, choice.columns, list(SORTS))
+        asked = wanted(query, choice.columns)
         matched, briefs = joined(choice.columns, asked.reward)
     pair = versus(query, [column.key for column in choice.columns])
     every = paired(matched, pair)
     rows = filter_by_prompt(every, asked.prompt)
     like = query.whole("like", 0) if query.text("like") else None
-    rows = arrange(
-        filter_by_scores(filter_by_judgement(rows, pair.show, asked.falling), like), asked.sort, asked.falling
-    )
+    rows = filter_by_scores(filter_by_judgement(rows, pair.show, asked.falling), like)
+    rows = arrange(rows, asked.sort, asked.falling)
     return Compared(choice, asked, (matched, briefs), seeds, pair, every, rows, like)
 
 
@@ -131,6 +112,7 @@ def compare(site: Site, query: Query) -> Answer:
     chosen = any(query.text(name) for name in ("of", "against"))
     offered = [] if site.links.exported else groups(site.sources, choice.columns)
     known = [value for row in every if (value := row.value) is not None]
+    drawings = scatters(choice.columns, asked, pair, (matched, briefs), site.links.exported) if len(keys) > 1 else []
     rows_at = partial(site.links.page, columns=keys, **asked.parameters, **pair.parameters, like=like)
     values: dict[str, Any] = {
         "run": run,
@@ -146,9 +128,7 @@ def compare(site: Site, query: Query) -> Answer:
         "scored": len(known),
         "mean": sum(known) / len(known) if known and len(keys) == 1 else None,
         "seeds": comparison.seeds,
-        "scatters": scatters(choice.columns, asked, pair, (matched, briefs), site.links.exported)
-        if len(keys) > 1
-        else [],
+        "scatters": drawings,
         "like": like,
         "size": size,
         "here": {row.order for row in shown},
@@ -218,10 +198,9 @@ def fitting(choice: Choice, matched: Matched, asked: Wanted) -> Choice:
     ranks = score_table(choice.columns, matched.rows, 0, asked.falling)
     ranked = sorted((one.mean is None, improvement(-(one.mean or 0.0), asked.falling), one.index) for one in ranks)
     kept = sorted(number for *_, number in ranked[:MOST])
-    words = (
-        f"These are the {MOST} best of {len(ranks)} sources by {asked.reward}: more do not fit. Choose others below."
-    )
-    return Choice([choice.columns[number] for number in kept], [*choice.notes, words])
+    best = f"These are the {MOST} best of {len(ranks)} sources by {asked.reward}"
+    notes = [*choice.notes, f"{best}: more do not fit. Choose others below."]
+    return Choice([choice.columns[number] for number in kept], notes)
 
 
 def common_run(columns: Sequence[Column]) -> RunSource | None:

@@ -58,11 +58,8 @@ def headline(panels: Sequence[Panel], lines: Mapping[str, Sequence[Line]]) -> st
     panel = panels[0]
     summaries = [summary_of(panel, line) for line in lines[panel.id]]
     if len(summaries) <= NAMED:
-        several = len(summaries) > 1
-        ways = (
-            f"{one['label']} {one['first']} → {one['last']}" if several else f"{one['first']} → {one['last']}"
-            for one in summaries
-        )
+        names = [f"{one['label']} " if len(summaries) > 1 else "" for one in summaries]
+        ways = [f"{name}{one['first']} → {one['last']}" for name, one in zip(names, summaries, strict=True)]
         return f"{panel.title}: {', '.join(ways)}"
     ends = sorted((next(v for _, v in reversed(line.points) if v == v), n) for n, line in enumerate(lines[panel.id]))
     low, high = (summaries[n] for _, n in (ends[0], ends[-1]))

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from diffrl.gallery.columns import Column, exported_states, label, lower_rewards, reward_names
-from diffrl.gallery.compare import NOISE, match
+from diffrl.gallery.compare import NOISE, Row, match
 from diffrl.gallery.errors import GalleryError
 from diffrl.gallery.numbers import finite
 from diffrl.gallery.paths import is_video
@@ -68,25 +68,20 @@ def followed(site: Site, run: RunSource, block: int, key: str) -> dict[str, Any]
     matched = match(briefs, [column.stream for column in columns]) if states else None
     rows = matched.rows if matched and matched.by == NOISE else []
     by_state = [
-        {one.id: one for one in run.samples(s, [b.id for b in of_state])}
-        for s, of_state in zip(states, briefs, strict=True)
+        {one.id: one for one in run.samples(state, [brief.id for brief in of_state])}
+        for state, of_state in zip(states, briefs, strict=True)
     ]
-    samples = [
-        {
-            "ids": row.ids,
-            "at": [
-                None if number is None else seen(site, run, of_state[number], names)
-                for number, of_state in zip(row.ids, by_state, strict=True)
-            ],
-        }
-        for row in rows
-    ]
+
+    def at(row: Row) -> list[dict[str, Any] | None]:
+        sides = zip(row.ids, by_state, strict=True)
+        return [None if number is None else seen(site, run, of_state[number], names) for number, of_state in sides]
+
     return {
         "keys": [state.key for state in states],
         "labels": [", ".join(filter(None, (label(state), words.get(state.iteration)))) for state in states],
         "of": of,
         "rewards": [(name, describe_reward(name, name in lower), name in lower) for name in names],
-        "samples": samples,
+        "samples": [{"ids": row.ids, "at": at(row)} for row in rows],
     }
 
 

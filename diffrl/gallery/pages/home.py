@@ -28,25 +28,15 @@ COLUMNS = 4
 
 @dataclass(frozen=True)
 class Table:
-    """What the table of runs shows.
+    """What the table of runs shows."""
 
-    Args:
-        rows: a row each arm, in the order in which they began.
-        rewards: that there are.
-        reward: the chosen one; "" without any.
-        lower: whether less of it is better.
-        base: the row of the baseline; None without any run.
-        names: of the settings in which runs differ.
-        chosen: those of them that are columns.
-    """
-
-    rows: Sequence[Row]
-    rewards: Sequence[str]
-    reward: str
-    lower: bool
-    base: Row | None
-    names: Sequence[str]
-    chosen: Sequence[str]
+    rows: Sequence[Row]  # a row each arm, in the order in which they began
+    rewards: Sequence[str]  # that there are
+    reward: str  # the chosen one; "" without any
+    lower: bool  # whether less of it is better
+    base: Row | None  # the row of the baseline; None without any run
+    names: Sequence[str]  # of the settings in which runs differ
+    chosen: Sequence[str]  # those of them that are columns
 
     @property
     def entries(self) -> list[Entry]:

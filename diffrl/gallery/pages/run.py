@@ -61,16 +61,11 @@ def run_values(site: Site, source: RunSource) -> dict[str, Any]:
     alarms, log = log_messages(source)
     known = intervals(source, pairs, course)
     summary, environment = (read_json(source, name, notes) for name in ("summary.json", "environment.json"))
-    track = track_of(source)
+    track, last = track_of(source), pairs.columns[-1].state if pairs.columns else None
+    alarmed = [(row["iteration"], finite(row.get("sentinel/alarms"))) for row in (course.rows if course else ())]
     return {
         "run": source,
-        "notes": [
-            *notes,
-            *led_out(source),
-            *mixed(source),
-            *missing(course, pairs.columns[-1].state if pairs.columns else None),
-            *pairs.notes,
-        ],
+        "notes": [*notes, *led_out(source), *mixed(source), *missing(course, last), *pairs.notes],
         "course": course,
         "written": _when(course.written) if course and course.written else "",
         "numbers": numbers(course.changes) if course else [],
@@ -80,11 +75,7 @@ def run_values(site: Site, source: RunSource) -> dict[str, Any]:
         "pairs": pairs,
         "alarms": alarms,
         "log": log,
-        "sentinel": [
-            (row["iteration"], int(count))
-            for row in (course.rows if course else ())
-            if (count := finite(row.get("sentinel/alarms")))
-        ],
+        "sentinel": [(iteration, int(count)) for iteration, count in alarmed if count],
         "marks": marks(course),
         "costs": costs_of(summary, track),
         "where": None if site.links.exported else source.path.resolve(),

@@ -37,17 +37,11 @@ LETTERS: tuple[Letter, Letter] = ("a", "b")
 
 @dataclass(frozen=True)
 class Pair:
-    """Two images of one prompt.
-
-    Args:
-        prompt: its text.
-        samples: of A and of B.
-        left: which of them is shown on the left.
-    """
+    """Two images of one prompt."""
 
     prompt: str
-    samples: Mapping[Letter, Sample]
-    left: Letter
+    samples: Mapping[Letter, Sample]  # of A and of B
+    left: Letter  # which of them is shown on the left
 
     @property
     def sides(self) -> dict[str, Letter]:
@@ -62,21 +56,13 @@ class Pair:
 
 @dataclass
 class Ballot:
-    """One voter's way through the pairs.
+    """One voter's way through the pairs."""
 
-    Args:
-        columns: A and B.
-        pairs: in the order in which they are shown.
-        voter: a name, or "".
-        left_out: pairs of which an image was not kept with its own pixels, was kept for its score, or is gone.
-        sampled_of: of how many pairs these were sampled.
-    """
-
-    columns: Mapping[Letter, Column]
-    pairs: list[Pair]
-    voter: str
-    left_out: int = 0
-    sampled_of: int = 0
+    columns: Mapping[Letter, Column]  # A and B
+    pairs: list[Pair]  # in the order in which they are shown
+    voter: str  # a name, or ""
+    left_out: int = 0  # pairs of which an image was not kept with its own pixels, was kept for its score, or is gone
+    sampled_of: int = 0  # of how many pairs these were sampled
     name: str = field(default_factory=lambda: secrets.token_urlsafe(12))
     key: str = field(default_factory=lambda: secrets.token_urlsafe(24))
     session: str = field(default_factory=lambda: secrets.token_hex(6))

@@ -123,8 +123,8 @@ const evaluations = {
   },
   made(place, changed) {
     const one = evaluations.sample.at[place], name = evaluations.reward(), label = evaluations.label(place);
-    const caption = document.createElement("figcaption");
-    const tell = (css, words) => caption.append(Object.assign(document.createElement("span"), { className: css, textContent: words }), " ");
+    const caption = gallery.made("figcaption", {});
+    const tell = (css, words) => caption.append(gallery.made("span", { className: css }, words), " ");
     tell("column", label);
     if (name) tell("value numbers", numbers.three(evaluations.value(one, name)));
     const other = changed && lightbox.cells().length > 1 ? evaluations.stored(name, lightbox.pair()[1]) : null;
@@ -134,23 +134,19 @@ const evaluations = {
     return { media: evaluations.media(one, `${label}: ${lightbox.part(".prompt").textContent.slice(0, 160)}`), caption, label, notes };
   },
   media(one, alt) {
-    const made = document.createElement(!one.src ? "span" : one.video ? "video" : "img");
-    made.className = one.src ? "media" : "media none";
-    if (!one.src) made.textContent = "no image kept";
-    else if (one.video) Object.assign(made, { src: one.src, muted: true, loop: true, playsInline: true, controls: true, preload: "metadata", ariaLabel: alt });
-    else {
-      Object.assign(made.dataset, { full: one.src, ...(one.still ? { moving: one.src, still: one.still } : {}) });
-      if (one.still) made.classList.add("moving");
-      Object.assign(made, { alt, src: one.still && !motion.playing ? one.still : one.src });
-    }
+    if (!one.src) return gallery.made("span", { className: "media none" }, "no image kept");
+    if (one.video) return gallery.made("video", { className: "media", src: one.src, muted: true, loop: true, playsInline: true, controls: true, preload: "metadata", ariaLabel: alt });
+    const made = gallery.made("img", { className: one.still ? "media moving" : "media", alt });
+    Object.assign(made.dataset, { full: one.src, ...(one.still ? { moving: one.src, still: one.still } : {}) });
+    made.src = one.still && !motion.playing ? one.still : one.src;
     return made;
   },
   // Every reward at another evaluation than the row's own table shows.
   table() {
     if (!evaluations.moved()) return null;
     const one = evaluations.sample.at[evaluations.place()], [of, against] = lightbox.pair(), cells = lightbox.cells();
-    const table = Object.assign(document.createElement("table"), { className: "small" });
-    const line = (tag, words, css = "") => Object.assign(document.createElement(tag), { textContent: words, className: css });
+    const table = gallery.made("table", { className: "small" });
+    const line = (tag, words, css = "") => gallery.made(tag, { className: css }, words);
     const labels = cells.map((cell, place) => (place === of ? evaluations.label(evaluations.place()) : cell.querySelector(".column").textContent));
     const heads = ["reward", ...labels, ...(cells.length > 1 ? ["change"] : [])];
     table.insertRow().append(...heads.map((words, place) => line("th", words, place ? "number" : "")));

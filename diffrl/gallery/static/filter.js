@@ -20,21 +20,16 @@ const local = {
     return [fields.of.selectedIndex, fields.against.selectedIndex];
   },
   measure(entry, reward) {
-    const values = entry.rewards[reward] ?? [];
-    const [of, against] = local.pair;
-    const [value, other] = [values[of] ?? null, values[against] ?? null];
-    entry.values = values;
-    entry.value = value;
-    entry.change = values.length < 2 ? null : numbers.change(value, other);
+    const values = entry.rewards[reward] ?? [], [value, other] = local.pair.map((place) => values[place] ?? null);
+    Object.assign(entry, { values, value, change: values.length < 2 ? null : numbers.change(value, other) });
   },
   orders: {
     order: (a, b) => a.order - b.order,
-    prompt: (a, b) => local.words(a.prompt, b.prompt) || a.order - b.order,
+    prompt: (a, b) => (a.prompt > b.prompt) - (a.prompt < b.prompt) || a.order - b.order,
     value: (a, b) => local.down(a.value, b.value) || a.order - b.order,
     gain: (a, b) => (local.lower ? local.up : local.down)(a.change, b.change) || a.order - b.order,
     loss: (a, b) => (local.lower ? local.down : local.up)(a.change, b.change) || a.order - b.order,
   },
-  words: (a, b) => (a < b ? -1 : a > b ? 1 : 0),
   down: (a, b) => (a === null || b === null ? (a === null) - (b === null) : b - a),
   up: (a, b) => (a === null || b === null ? (a === null) - (b === null) : a - b),
 
@@ -44,12 +39,9 @@ const local = {
     const captions = entry.row.querySelectorAll(".cell figcaption");
     if (captions.length < 2) return;
     captions.forEach((caption) => caption.querySelector(".chip")?.remove());
-    const value = captions[local.pair[0]].querySelector(".value"), chip = document.createElement("span");
+    const about = { className: `chip ${numbers.sign(entry.change, local.lower)}`, title: `change of ${local.name}`, hidden: entry.change === null };
+    const value = captions[local.pair[0]].querySelector(".value"), chip = gallery.made("span", about, numbers.signed(entry.change));
     if (value) value.after(chip); else captions[local.pair[0]].append(chip);
-    chip.className = `chip ${numbers.sign(entry.change, local.lower)}`;
-    chip.hidden = entry.change === null;
-    chip.textContent = numbers.signed(entry.change);
-    chip.title = `change of ${local.name}`;
   },
   // Without the rounding of every step (Neumaier's sum), as Python's fsum.
   sum(values) {
@@ -104,12 +96,12 @@ const local = {
     kept.sort(local.orders[fields.sort.value]);
     local.kept = kept;
     Object.assign(rows.list.dataset, { reward: reward ?? "", pair: local.pair.join(" ") }); // lightbox.js asks for them
-    if (local.pair.join() !== local.unasked.join() || reward !== local.first) delete rows.list.dataset.flip;
+    const pair = local.pair.join(), other = pair !== local.unasked.join() || reward !== local.first;
+    if (other) delete rows.list.dataset.flip;
     document.querySelectorAll("[data-scatter]").forEach((drawing) => { drawing.hidden = drawing.dataset.scatter !== reward; });
-    const [pair, first] = [local.pair.join(), local.unasked.join()];
     if (reward !== local.reward || pair !== local.written) local.rows.forEach(local.write);
     [local.reward, local.written] = [reward, pair];
-    local.count(kept, local.like !== null || words.length > 0 || shown !== "" || reward !== local.first || pair !== first);
+    local.count(kept, local.like !== null || words.length > 0 || shown !== "" || other);
     local.turn(1);
   },
   reset() {
@@ -143,17 +135,14 @@ const local = {
   },
   start() {
     local.rows = rows.shown().map(local.read);
-    local.pager = document.createElement("nav");
-    local.pager.className = "pager";
-    local.pager.setAttribute("aria-label", "Pages of rows");
-    for (const [words, by] of [["Previous", -1], ["Next", 1]]) {
-      const button = Object.assign(document.createElement("button"), { type: "button", textContent: words });
+    const [previous, next] = [["Previous", -1], ["Next", 1]].map(([words, by]) => {
+      const button = gallery.made("button", { type: "button" }, words);
       button.dataset.turn = by;
       button.addEventListener("click", () => { local.turn(local.page + by); rows.list.scrollIntoView(); });
-      local.pager.append(button);
-    }
-    local.pager.firstChild.after(document.createElement("span"));
-    local.empty = Object.assign(document.createElement("p"), { className: "empty", textContent: "Nothing is left: no row has such a prompt, or such a change." });
+      return button;
+    });
+    local.pager = gallery.made("nav", { className: "pager", ariaLabel: "Pages of rows" }, previous, document.createElement("span"), next);
+    local.empty = gallery.made("p", { className: "empty" }, "Nothing is left: no row has such a prompt, or such a change.");
     rows.list.after(local.empty, local.pager);
     const width = rows.list.querySelector(".item")?.querySelectorAll(".cell").length ?? 1;
     local.unasked = [width - 1, 0];

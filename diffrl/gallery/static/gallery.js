@@ -12,6 +12,11 @@ const gallery = {
   bound: {},
   keys(map) { Object.assign(gallery.bound, map); },
   walking: (action) => Object.assign(action, { repeats: true }),
+  made(tag, properties, ...inside) {
+    const element = Object.assign(document.createElement(tag), properties);
+    element.append(...inside);
+    return element;
+  },
   // Small images are pixels; a thumbnail that fills the size it was asked for (data-size) is of a larger one.
   crisp(image) {
     const longest = Math.max(image.naturalWidth, image.naturalHeight);

@@ -84,9 +84,8 @@ const lightbox = {
     } else lightbox.miss();
   },
   miss() {
-    const warning = Object.assign(document.createElement("p"), { className: "alarm note" });
-    warning.textContent = "The address names a sample that is not on this page: other filters, another page, or the run went on. Look for it by its prompt.";
-    document.querySelector("h1").after(warning);
+    const words = "The address names a sample that is not on this page: other filters, another page, or the run went on. Look for it by its prompt.";
+    document.querySelector("h1").after(gallery.made("p", { className: "alarm note" }, words));
     history.replaceState(history.state, "", lightbox.plain());
   },
   // Whoever closes it goes back to where it was opened; whoever went back has closed it.
@@ -139,18 +138,13 @@ const lightbox = {
       columns.forEach((cell, place) => { cell.hidden = place !== of && place !== against; });
       const scores = values[line.dataset.reward];
       if (!scores) continue;
-      const change = numbers.change(scores[of], scores[against]);
-      const last = [...line.cells].at(-1);
-      last.textContent = numbers.signed(change);
-      last.className = `number ${numbers.sign(change, line.dataset.lower !== undefined)}`;
+      const change = numbers.change(scores[of], scores[against]), css = numbers.sign(change, line.dataset.lower !== undefined);
+      Object.assign([...line.cells].at(-1), { textContent: numbers.signed(change), className: `number ${css}` });
     }
   },
   note(label, words, columns) {
-    const line = document.createElement("p");
-    if (columns > 1) line.append(Object.assign(document.createElement("b"), { textContent: `${label}: ` }));
-    line.append(words);
-    line.dir = "auto";
-    return line;
+    const names = columns > 1 ? [gallery.made("b", {}, `${label}: `)] : [];
+    return gallery.made("p", { dir: "auto" }, ...names, words);
   },
   // The columns of the row, one of them perhaps at another evaluation than the page shows.
   shots() {
@@ -162,7 +156,7 @@ const lightbox = {
     media.removeAttribute("loading");
     if (media.matches("img.moving")) media.src = motion.playing ? media.dataset.moving : media.dataset.still;
     else if (media.dataset.full) media.src = media.dataset.full;
-    const caption = cell.querySelector("figcaption")?.cloneNode(true) ?? Object.assign(document.createElement("figcaption"), { textContent: cell.dataset.label ?? "" });
+    const caption = cell.querySelector("figcaption")?.cloneNode(true) ?? gallery.made("figcaption", {}, cell.dataset.label ?? "");
     caption.classList.remove("visually-hidden");
     const reason = caption.querySelector(".reason");
     reason?.remove();

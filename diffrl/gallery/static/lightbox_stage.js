@@ -77,35 +77,24 @@ const stage = {
     zoomed.draw();
   },
   pane({ media, caption }, place, columns) {
-    const pane = document.createElement("figure");
-    pane.className = "pane";
     const { src } = media.matches("img, video") ? media : media.querySelector("img") ?? {};
-    if (src) caption.append(Object.assign(document.createElement("a"), { className: "small", href: src, download: "", textContent: "save" }));
+    if (src) caption.append(gallery.made("a", { className: "small", href: src, download: "" }, "save"));
     if (columns > 2) { // which two lie on one another, and whose numbers stand beside
-      const button = Object.assign(document.createElement("button"), { type: "button", className: "small", textContent: "compare" });
+      const button = gallery.made("button", { type: "button", className: "small", ariaPressed: lightbox.pair().includes(place) }, "compare");
       button.dataset.pick = place;
-      button.setAttribute("aria-pressed", lightbox.pair().includes(place));
       caption.append(button);
     }
-    pane.append(media, caption);
-    return pane;
+    return gallery.made("figure", { className: "pane" }, media, caption);
   },
   stack(ends, mode) {
-    const pane = document.createElement("figure"), layers = document.createElement("div"), words = document.createElement("figcaption");
-    pane.className = "pane stacked";
+    ends.forEach(({ media }) => media.removeAttribute("controls"));
+    const layers = ends.map(({ media }, place) => gallery.made("div", { className: place ? "layer after" : "layer" }, media));
+    const words = ends.map(({ caption }) => gallery.made("span", {}, ...caption.childNodes));
+    const pane = gallery.made("figure", { className: "pane stacked" },
+      gallery.made("div", { className: "layers" }, ...layers),
+      gallery.made("span", { className: "edge" }),
+      gallery.made("figcaption", { className: "ends" }, ...words));
     pane.dataset.shown = mode;
-    layers.className = "layers";
-    words.className = "ends";
-    ends.forEach(({ media, caption }, place) => {
-      const layer = document.createElement("div"), end = document.createElement("span");
-      layer.className = place ? "layer after" : "layer";
-      media.removeAttribute("controls");
-      layer.append(media);
-      layers.append(layer);
-      end.append(...caption.childNodes);
-      words.append(end);
-    });
-    pane.append(layers, Object.assign(document.createElement("span"), { className: "edge" }), words);
     return pane;
   },
   // Whatever changes while the images stay: the edge, which of two is shown, how far differences are amplified.

@@ -16,13 +16,7 @@
 
   function say(text, action) {
     box.replaceChildren(text);
-    if (action) {
-      const button = document.createElement("button");
-      button.type = "button";
-      button.textContent = "Show";
-      button.addEventListener("click", action);
-      box.append(" ", button);
-    }
+    if (action) box.append(" ", gallery.made("button", { type: "button", onclick: action }, "Show"));
     box.hidden = !text;
   }
 

@@ -22,10 +22,8 @@ const runTable = {
       return falling ? -sign : sign;
     });
     runTable.table.append(...bodies);
-    runTable.table.tHead.querySelectorAll("th").forEach((head, index) => {
-      if (index === column) head.ariaSort = falling ? "descending" : "ascending";
-      else head.ariaSort = null;
-    });
+    const sorted = falling ? "descending" : "ascending";
+    runTable.table.tHead.querySelectorAll("th").forEach((head, index) => { head.ariaSort = index === column ? sorted : null; });
   },
   search(text) {
     const words = text.toLowerCase().split(/\s+/).filter(Boolean);
@@ -53,10 +51,7 @@ const runTable = {
     runTable.table = document.getElementById("runs");
     if (!runTable.table) return;
     runTable.table.tHead.querySelectorAll("th").forEach((head, column) => {
-      const button = document.createElement("button");
-      button.type = "button";
-      button.className = "sort";
-      button.textContent = head.textContent;
+      const button = gallery.made("button", { type: "button", className: "sort" }, head.textContent);
       head.replaceChildren(button);
       button.addEventListener("click", () => {
         const falling = head.ariaSort ? head.ariaSort === "ascending" : head.classList.contains("number");

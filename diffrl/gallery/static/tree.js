@@ -90,62 +90,28 @@
   const readable = () => (pool ? [0.7, 0.7] : [0.47, phone() ? 0.47 : 0.3]);
 
   // --- the panel
-  function element(tag, css, text) {
-    const made = document.createElement(tag);
-    if (css) made.className = css;
-    if (text !== undefined) made.textContent = text;
-    return made;
-  }
+  const element = (tag, css = "", ...inside) => gallery.made(tag, css ? { className: css } : {}, ...inside);
   function image(address, alt, css, small) {
     const made = element("img", css);
     if (small) made.dataset.size = 128;
     made.addEventListener("load", () => gallery.crisp(made));
-    made.src = address;
-    made.alt = alt;
-    return made;
+    return Object.assign(made, { src: address, alt });
   }
-  function leading(id, css, ...content) {
-    const button = element("button", css);
-    button.type = "button";
-    button.append(...content);
-    button.addEventListener("click", () => open(id));
-    return button;
-  }
+  const leading = (id, css, ...content) => gallery.made("button", { className: css, type: "button", onclick: () => open(id) }, ...content);
   const thumb = (id) => (nodes[id].image ? [image(nodes[id].image.thumb, "", "", true)] : []);
   // What moves stands still for those who asked their system for that.
   function moving(still, made) {
-    const both = element("picture"), first = element("source");
-    first.media = "(prefers-reduced-motion: reduce)";
-    first.srcset = still;
-    both.append(first, made);
-    return both;
+    return element("picture", "", gallery.made("source", { media: "(prefers-reduced-motion: reduce)", srcset: still }), made);
   }
   function shot(file, alt, caption, css) {
-    const made = element("figure", `${css ?? ""} cell`), words = element("figcaption", "", caption);
-    if (!file) {
-      made.append(element("span", "media none", "no image kept"), words);
-      return made;
-    }
-    const link = element("a", "open"), media = image(file.file, alt, "media");
-    link.href = file.file;
-    link.append(file.still ? moving(file.still, media) : media);
-    made.append(link, words);
-    return made;
+    const media = file && image(file.file, alt, "media"), inside = file?.still ? moving(file.still, media) : media;
+    const shown = file ? gallery.made("a", { className: "open", href: file.file }, inside) : element("span", "media none", "no image kept");
+    return element("figure", `${css ?? ""} cell`, shown, element("figcaption", "", caption));
   }
-  function facts(list) {
-    const made = element("dl");
-    for (const [name, value, note] of list) made.append(element("dt", "", name), element("dd", "", value + (note ?? "")));
-    return made;
-  }
-  function row(css, id, shots) {
-    const made = element("div", `${css} item`);
-    made.id = `row-${id}`;
-    made.append(...shots);
-    return made;
-  }
+  const facts = (list) => element("dl", "", ...list.flatMap(([name, value, note]) => [element("dt", "", name), element("dd", "", value + (note ?? ""))]));
+  const row = (css, id, shots) => gallery.made("div", { className: `${css} item`, id: `row-${id}` }, ...shots);
   function strip(node) {
-    const made = element("div", "strip");
-    made.setAttribute("aria-label", "The path from the noise");
+    const made = gallery.made("div", { className: "strip", ariaLabel: "The path from the noise" });
     path(node.id).forEach((id, place) => {
       if (place) made.append(element("span", "", "›"));
       made.append(leading(id, id === node.id ? "here" : "", ...thumb(id), nodes[id].name));
@@ -174,7 +140,7 @@
   }
   // What a step is compared with: the branches of its split beside each other, and what became of each.
   function branches(node) {
-    const made = element("section"), all = siblings(node.id);
+    const all = siblings(node.id);
     const shots = all.map((id) => {
       const one = nodes[id], here = id === node.id, branch = shot(nodes[one.best].image, `The best of ${one.name}`, "", here ? "here" : "");
       const button = leading(id, "quiet", one.name);
@@ -182,8 +148,7 @@
       branch.querySelector("figcaption").append(button, ` ${one.became}`);
       return branch;
     });
-    made.append(element("h3", "", `What the ${all.length} branches of ${nodes[node.parent].name} became`), row("siblings", `siblings-${node.id}`, shots));
-    return made;
+    return element("section", "", element("h3", "", `What the ${all.length} branches of ${nodes[node.parent].name} became`), row("siblings", `siblings-${node.id}`, shots));
   }
   function images(node) {
     const shots = [];
@@ -192,11 +157,7 @@
     if (node.sample.length) shots.push(Object.assign(facts(node.sample), { className: "tells", hidden: true })); // enlarged they stand beside it
     return row("shots", `node-${node.id}`, shots);
   }
-  function parts(node) {
-    const made = element("details");
-    made.append(element("summary", "", "Parts of the rewards"), facts(node.parts));
-    return made;
-  }
+  const parts = (node) => element("details", "", element("summary", "", "Parts of the rewards"), facts(node.parts));
   function open(id) {
     const node = nodes[id], inside = panel.contains(document.activeElement);
     chosen = id;
@@ -204,12 +165,8 @@
     unmark();
     item(id).classList.add("chosen");
     item(id).setAttribute("aria-selected", "true");
-    const head = element("header"), close = element("button", "quiet", "✕");
-    close.type = "button";
-    close.setAttribute("aria-label", "Close");
-    close.addEventListener("click", shut);
-    head.append(element("h2", "", node.title), close);
-    panel.replaceChildren(head);
+    const close = gallery.made("button", { className: "quiet", type: "button", ariaLabel: "Close", onclick: shut }, "✕");
+    panel.replaceChildren(element("header", "", element("h2", "", node.title), close));
     if (node.split) panel.append(split(node));
     if (!node.split?.shots.length || !node.split.same) panel.append(images(node)); // else its first image is the node's own
     if (node.parent !== null) panel.append(strip(node));

@@ -10,19 +10,7 @@ from typing import NamedTuple
 
 from diffrl.gallery.numbers import counted
 from diffrl.gallery.records import reason
-from diffrl.gallery.trees.numbers import (
-    compact,
-    known,
-    level,
-    likelier,
-    number,
-    push,
-    share,
-    signed,
-    three,
-    tiny,
-    weak,
-)
+from diffrl.gallery.trees.numbers import compact, known, level, likelier, number, push, share, signed, three, tiny, weak
 from diffrl.gallery.trees.sums import reward_sum, sample_sum, step_sum
 from diffrl.gallery.trees.view import TreeView, total
 from diffrl.trees.record import TreeNode
@@ -53,21 +41,13 @@ IMAGE_COLUMNS = (
 
 
 class Table(NamedTuple):
-    """Nodes with some of their facts.
+    """Nodes with some of their facts."""
 
-    Args:
-        key: a word for style sheets and tests.
-        title: the heading.
-        of: what a row is.
-        columns: labels of the facts; those that no node has are left out.
-        rows: a node's id and what its facts say, "–" where it has none.
-    """
-
-    key: str
+    key: str  # a word for style sheets and tests
     title: str
-    of: str
-    columns: Sequence[str]
-    rows: Sequence[tuple[int, Sequence[str]]]
+    of: str  # what a row is
+    columns: Sequence[str]  # labels of the facts; those that no node has are left out
+    rows: Sequence[tuple[int, Sequence[str]]]  # a node's id and what its facts say, "–" where it has none
 
 
 def title(view: TreeView, node: TreeNode) -> str:

@@ -99,11 +99,7 @@ DRAWN: Mapping[str, Gloss] = {
 
 
 def rules(view: TreeView) -> list[tuple[str, str]]:
-    """Return keys and values with what they mean, in the order in which credit comes about; unknown keys come last.
-
-    Args:
-        view: the tree.
-    """
+    """Return keys and values with what they mean, in the order in which credit comes about; unknown keys come last."""
     record = view.record
     lines = [("reward =", text)] if (text := weights_text(view)) else []
     lines += [(key, text + _idle_clip(record.rule) * (key == "clip")) for key, text in _glossed(record.rule, RULE)]
@@ -119,10 +115,8 @@ def _idle_clip(rule: Mapping[str, Any]) -> str:
     """
     if number(rule.get("updates")) != 1:
         return ""
-    unless = (
-        " unless the policy that samples lags behind (old_decay_max above 0)" if rule.get("objective") == "nft" else ""
-    )
-    return f"; with one update an iteration it has no effect{unless}"
+    unless = " unless the policy that samples lags behind (old_decay_max above 0)"
+    return f"; with one update an iteration it has no effect{unless * (rule.get('objective') == 'nft')}"
 
 
 def which_prompt(record: TreeRecord) -> str:

@@ -17,25 +17,15 @@ Fact = tuple[str, Parts]
 
 @dataclass(frozen=True)
 class Section:
-    """Facts under a heading.
+    """Facts under a heading."""
 
-    Args:
-        key: a word for style sheets and tests.
-        title: the heading.
-        facts: labels with what they say, in order.
-        text: a fixed sentence above them, "" without one.
-        shown: ids of nodes whose images say it at a glance.
-        note: what these images are, where that needs a word.
-        strip: id of a node whose split's images (before, aim, after) say it.
-    """
-
-    key: str
+    key: str  # a word for style sheets and tests
     title: str
-    facts: Sequence[Fact]
-    text: str = ""
-    shown: Sequence[int] = ()
-    note: str = ""
-    strip: int | None = None
+    facts: Sequence[Fact]  # labels with what they say, in order
+    text: str = ""  # a fixed sentence above them, "" without one
+    shown: Sequence[int] = ()  # ids of nodes whose images say it at a glance
+    note: str = ""  # what these images are, where that needs a word
+    strip: int | None = None  # id of a node whose split's images (before, aim, after) say it
 
 
 def fact(label: str, *parts: str | TreeNode) -> Fact:

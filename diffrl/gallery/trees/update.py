@@ -73,9 +73,8 @@ def _steps(view: TreeView, measured: Sequence[TreeNode]) -> list[Fact]:
     facts += counts([("Of these steps, moved by rounding alone", sum(_size(edge) <= bound for edge in pushed))])
     most = max(pushed, key=_size, default=None)
     if most is not None:
-        facts.append(
-            _moved(view, "Moved most", most, number(most.log_ratio), ", against its push" * against(view, most))
-        )
+        rest = ", against its push" * against(view, most)
+        facts.append(_moved(view, "Moved most", most, number(most.log_ratio), rest))
     aside = max((edge for edge in measured if edge not in pushed), key=_size, default=None)
     if aside is not None and _size(aside) > max(bound, _size(most) if most is not None else 0.0):
         facts.append(_moved(view, "Moved more, though nobody pushed it", aside, number(aside.log_ratio)))
@@ -232,9 +231,5 @@ def _single_child_splits(view: TreeView) -> int:
     stepwise = recorded_rule(rule.get("reward")).differences
     if rule.get("value", "leaves") != "leaves" or not (stepwise or rule.get("normalise") == "siblings"):
         return 0
-    alive = [
-        sum(bool(view.usable_below(child)) for child in view.below(node))
-        for node in view.record.nodes
-        if len(view.below(node)) > 1
-    ]
-    return alive.count(1)
+    splits = [below for node in view.record.nodes if len(below := view.below(node)) > 1]
+    return sum(sum(bool(view.usable_below(child)) for child in below) == 1 for below in splits)

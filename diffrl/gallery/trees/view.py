@@ -25,20 +25,14 @@ PULLED = "only pulled to the starting model"
 
 @dataclass(frozen=True)
 class TreeView:
-    """A record with what is derived from it.
-
-    Args:
-        record: the tree.
-        names: of the nodes by id: "2" is the second starting noise, "2a" the first branch of its first split, "2a.3"
-            the end of step 3 on that branch where nothing splits.
-        children: ids by the id of their parent.
-        verdict: name of the reward that only says passed (1) or failed (0), None if there is none.
-    """
+    """A record with what is derived from it."""
 
     record: TreeRecord
+    # of the nodes by id: "2" is the second starting noise, "2a" the first branch of its first split, "2a.3" the end
+    # of step 3 on that branch where nothing splits
     names: Sequence[str]
-    children: Mapping[int | None, Sequence[int]]
-    verdict: str | None
+    children: Mapping[int | None, Sequence[int]]  # ids by the id of their parent
+    verdict: str | None  # name of the reward that only says passed (1) or failed (0), None if there is none
 
     # --- nodes
 

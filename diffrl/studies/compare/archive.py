@@ -47,11 +47,7 @@ class ArchivedRun(Stored):
 
 
 def pack(directory: Path, archive: Path) -> int:
-    """Write the finished runs of a comparison, measured on the report split, into one file of JSON lines.
-
-    Args:
-        directory: of the comparison.
-        archive: file to write; it is replaced.
+    """Replace a file by JSON lines of the finished runs of a comparison that are measured on the report split.
 
     Returns:
         How many runs it holds.
@@ -73,10 +69,6 @@ def pack(directory: Path, archive: Path) -> int:
 
 def unpack(archive: Path, directory: Path) -> None:
     """Make a comparison's directory of an archive, with which `diffrl compare` goes on; its runs have no weights.
-
-    Args:
-        archive: that `pack` wrote.
-        directory: a new one.
 
     Raises:
         DiffrlError: the directory is there already, or the file is damaged.

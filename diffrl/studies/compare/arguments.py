@@ -25,17 +25,11 @@ FOLDER_LENGTH = 80
 
 @dataclass(frozen=True)
 class Candidate:
-    """A configuration as it was asked for.
+    """A configuration as it was asked for."""
 
-    Args:
-        label: its name in table and figure.
-        path: of the YAML file.
-        overrides: "a.b=c" each.
-    """
-
-    label: str
-    path: str
-    overrides: tuple[str, ...] = ()
+    label: str  # its name in table and figure
+    path: str  # of the YAML file
+    overrides: tuple[str, ...] = ()  # "a.b=c" each
 
     @property
     def folder(self) -> str:
@@ -56,11 +50,7 @@ class Budget:
     amount: Number
 
     def iterations(self, unit: float) -> int:
-        """Return how many iterations it pays for.
-
-        Args:
-            unit: evaluations or seconds of one iteration.
-        """
+        """Return how many iterations it pays for, of so many evaluations or seconds each."""
         return math.floor(self.amount / unit)
 
 

@@ -19,19 +19,12 @@ from diffrl.statistics import Estimate, mean_estimate
 
 @dataclass(frozen=True)
 class Point:
-    """One held-out evaluation.
+    """One held-out evaluation."""
 
-    Args:
-        iteration: of training, after which it was made.
-        evaluations: network evaluations spent on training until then, priced by the comparison's table.
-        seconds: wall seconds spent on training until then.
-        score: the metric.
-    """
-
-    iteration: int
-    evaluations: float
-    seconds: float
-    score: float
+    iteration: int  # of training, after which it was made
+    evaluations: float  # network evaluations spent on training until then, priced by the comparison's table
+    seconds: float  # wall seconds spent on training until then
+    score: float  # the metric
 
 
 @dataclass(frozen=True)
@@ -67,7 +60,7 @@ def monotone(curve: Sequence[Point]) -> list[float]:
 
 
 def _monotone(scores: Sequence[float]) -> list[float]:
-    return [float(score) for score in isotonic_regression(scores).x]
+    return isotonic_regression(scores).x.tolist()
 
 
 def crossing(costs: Sequence[float], scores: Sequence[float], target: float) -> float | None:

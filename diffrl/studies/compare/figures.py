@@ -21,11 +21,6 @@ def draw(comparison: Comparison, destination: Path, target: float | None = None)
     """Draw the score against both costs: the mean over seeds with its 95 % interval, each seed as a thin line; PNG.
 
     Of more arms than there are colours the means alone are drawn: their intervals are in the table.
-
-    Args:
-        comparison: as `collect` read it.
-        destination: PNG file.
-        target: drawn as a dotted line.
     """
     columns = _legend_columns(comparison)
     figure = make_figure(10.0, 3.9 + 0.22 * -(-len(comparison.arms) // columns))

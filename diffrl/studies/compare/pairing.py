@@ -74,11 +74,7 @@ def _traits(config: Mapping[str, Any], metric: str) -> dict[str, Any]:
 
 
 def held_out(config: Mapping[str, Any]) -> str | None:
-    """Return source of the prompts of a configuration's curve; None where it tells of no prompts.
-
-    Args:
-        config: as JSON has it.
-    """
+    """Return source of the prompts of a configuration's curve; None where it tells of no prompts."""
     prompts: Mapping[str, str | None] = config.get("prompts", {})
     train, held = prompts.get("train"), prompts.get("eval")
     return f"{train.partition(':')[0]}:tune" if held is None and train is not None else held
@@ -87,9 +83,6 @@ def held_out(config: Mapping[str, Any]) -> str | None:
 def report_source(config: Mapping[str, Any]) -> str | None:
     """Return source of the prompts of a configuration's final number: the report split of its held-out prompts.
 
-    Args:
-        config: as JSON has it.
-
     Returns:
         None where they have no splits: neither an embedded world nor a part (`@tune`) of a file or dataset.
     """
@@ -97,11 +90,7 @@ def report_source(config: Mapping[str, Any]) -> str | None:
 
 
 def misused_splits(config: Mapping[str, Any]) -> list[str]:
-    """Return sentences on prompts that belong to the final number alone and are used before.
-
-    Args:
-        config: as JSON has it.
-    """
+    """Return sentences on prompts that belong to the final number alone and are used before."""
     problems = []
     uses: tuple[tuple[str, str | None, Split], ...] = (
         ("prompts.train", config["prompts"]["train"], "train"),

@@ -16,19 +16,12 @@ MOST_SEEDS = 1000
 
 @dataclass(frozen=True)
 class Pair:
-    """Two configurations, run by run of the same seed.
+    """Two configurations, run by run of the same seed."""
 
-    Args:
-        first: label of the one that is subtracted.
-        second: label of the one that it is subtracted from.
-        difference: of their final numbers, second less first.
-        p_holm: its p-value among all pairs of the comparison, by Holm; None for one seed.
-    """
-
-    first: str
-    second: str
-    difference: Estimate
-    p_holm: float | None
+    first: str  # label of the one that is subtracted
+    second: str  # label of the one that it is subtracted from
+    difference: Estimate  # of their final numbers, second less first
+    p_holm: float | None  # its p-value among all pairs of the comparison, by Holm; None for one seed
 
     @property
     def unseen(self) -> float | None:

@@ -22,6 +22,7 @@ from diffrl.errors import ConfigError
 from diffrl.files import write_json
 from diffrl.run.directory import LOCK
 from diffrl.run.inputs import MEASURED_WITH, TRAINED_WITH, require_inputs
+from diffrl.run.journal import flatten
 from diffrl.studies.compare.arguments import DECIDED, Budget, Candidate
 from diffrl.studies.compare.selected import average_cost
 from diffrl.studies.compare.stored import STATE, Count, Folder, Number, Stored, StoredConfig, read_stored
@@ -29,30 +30,18 @@ from diffrl.training.inputs import Inputs
 
 
 class Planned(Stored):
-    """A configuration with its length fixed, as state.json keeps it.
+    """A configuration with its length fixed, as state.json keeps it."""
 
-    Args:
-        label: its name in table and figure.
-        folder: of its runs, within the comparison's.
-        path: of the YAML file.
-        overrides: "a.b=c" each.
-        iteration_cost: evaluations of one iteration, priced.
-        iteration_seconds: of one iteration, measured; None if the budget is in evaluations.
-        iterations: of each run.
-        eval_every: iterations between its evaluations.
-        config: as it will be trained, but for seed, name and directory.
-        own_noise: whether each seed is evaluated on noise of its own, so that intervals hold the images' error, too.
-    """
-
-    label: str
-    folder: Folder
-    path: str
-    overrides: tuple[str, ...]
-    iteration_cost: Number
-    iteration_seconds: Number | None
-    iterations: Count
-    eval_every: Annotated[int, Field(ge=1)]
-    config: StoredConfig
+    label: str  # its name in table and figure
+    folder: Folder  # of its runs, within the comparison's
+    path: str  # of the YAML file
+    overrides: tuple[str, ...]  # "a.b=c" each
+    iteration_cost: Number  # evaluations of one iteration, priced
+    iteration_seconds: Number | None  # of one iteration, measured; None if the budget is in evaluations
+    iterations: Count  # of each run
+    eval_every: Annotated[int, Field(ge=1)]  # iterations between its evaluations
+    config: StoredConfig  # as it will be trained, but for seed, name and directory
+    # whether each seed is evaluated on noise of its own, so that intervals hold the images' error, too
     own_noise: bool = False
 
     @property
@@ -142,25 +131,15 @@ def plan_candidate(
 
 
 class Record(Stored):
-    """state.json: what a comparison keeps to, so that going on with it means the same.
+    """state.json: what a comparison keeps to, so that going on with it means the same."""
 
-    Args:
-        budget: of each run.
-        evals: evaluations after the one before training, at most.
-        seeds: of each configuration.
-        prices: of evaluations.
-        inputs: of each configuration, digests of what it names; by label.
-        input_changes: the messages where it went on with other inputs.
-        configurations: what is trained.
-    """
-
-    budget: Budget
-    evals: int = Field(ge=1, le=10**9)
-    seeds: int = Field(ge=1, le=100_000)
-    prices: Prices = EQUAL
-    inputs: dict[str, Inputs | None] | None = None
-    input_changes: list[str] | None = None
-    configurations: list[Planned]
+    budget: Budget  # of each run
+    evals: int = Field(ge=1, le=10**9)  # evaluations after the one before training, at most
+    seeds: int = Field(ge=1, le=100_000)  # of each configuration
+    prices: Prices = EQUAL  # of evaluations
+    inputs: dict[str, Inputs | None] | None = None  # of each configuration, digests of what it names; by label
+    input_changes: list[str] | None = None  # the messages where it went on with other inputs
+    configurations: list[Planned]  # what is trained
 
     def save(self, out: Path) -> None:
         """Write state.json."""
@@ -259,16 +238,9 @@ def earlier_plan(
 
 def _differences(before: Config, now: Config) -> list[str]:
     """Return the keys of what a user decides that differ, as "a.b was 1 and is 2"."""
-    old, new = _flat(_essence(before)), _flat(_essence(now))
+    old, new = flatten(_essence(before)), flatten(_essence(now))
     keys = [key for key in {**old, **new} if old.get(key) != new.get(key)]
     return [f"{key} was {json.dumps(old.get(key))} and is {json.dumps(new.get(key))}" for key in keys]
-
-
-def _flat(node: dict[str, Any], prefix: str = "") -> dict[str, Any]:
-    values: dict[str, Any] = {}
-    for key, value in node.items():
-        values |= _flat(value, f"{prefix}{key}.") if isinstance(value, dict) else {f"{prefix}{key}": value}
-    return values
 
 
 def _essence(config: Config) -> dict[str, Any]:

@@ -26,35 +26,20 @@ Numbers = Annotated[dict[str, Number], BeforeValidator(_without_null)]
 
 
 class Reported(Stored):
-    """A row of evaluations.jsonl, as `diffrl evaluate` writes it (`diffrl.export.measured.Measured`).
+    """A row of evaluations.jsonl, as `diffrl evaluate` writes it (`diffrl.export.measured.Measured`)."""
 
-    Args:
-        weights: "aligned", or "base" before alignment.
-        guidance_scale: 1 is off.
-        n: samples that could be scored.
-        failed: the others.
-        means: by reward, and "reward/part".
-        digest: of the weights, sha256.
-        variety: diversity and distance to the base; None where they were not asked for.
-        iteration: of the checkpoint; 0 for base.
-        prompts: their source.
-        steps: of the denoising.
-        solver: its solver.
-        noise_seed: of the noise.
-    """
-
-    weights: str
-    guidance_scale: Number
-    n: Count
-    failed: Count = 0
-    means: Numbers
-    digest: str | None = None
-    variety: Numbers | None = None
-    iteration: Count | None = None
-    prompts: str | None = None
-    steps: Count | None = None
-    solver: str | None = None
-    noise_seed: int | None = None
+    weights: str  # "aligned", or "base" before alignment
+    guidance_scale: Number  # 1 is off
+    n: Count  # samples that could be scored
+    failed: Count = 0  # the others
+    means: Numbers  # by reward, and "reward/part"
+    digest: str | None = None  # of the weights, sha256
+    variety: Numbers | None = None  # diversity and distance to the base; None where they were not asked for
+    iteration: Count | None = None  # of the checkpoint; 0 for base
+    prompts: str | None = None  # their source
+    steps: Count | None = None  # of the denoising
+    solver: str | None = None  # its solver
+    noise_seed: int | None = None  # of the noise
 
 
 def read_reported(run: Path, config: Mapping[str, Any], iterations: int) -> tuple[Reported, ...]:

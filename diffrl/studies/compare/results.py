@@ -25,25 +25,17 @@ from diffrl.studies.compare.stored import COSTS, Priced, Summary, read_rows_of, 
 
 @dataclass(frozen=True)
 class RunResult:
-    """A finished run.
+    """A finished run."""
 
-    Args:
-        number: of the seed within the comparison, from 0.
-        curve: its evaluations, the one before training first.
-        iterations: of training.
-        updates: of the optimiser.
-        peak_memory_bytes: the most that its process held.
-        reported: (weights, guidance) -> the metric on the report split, see `reported.Reported`.
-        others: the other held-out rewards there, and diversity and distance to the base if they were measured; of the
-            aligned weights, with the guidance of its evaluations.
-    """
-
-    number: int
-    curve: tuple[Point, ...]
-    iterations: int
-    updates: int
-    peak_memory_bytes: int
+    number: int  # of the seed within the comparison, from 0
+    curve: tuple[Point, ...]  # its evaluations, the one before training first
+    iterations: int  # of training
+    updates: int  # of the optimiser
+    peak_memory_bytes: int  # the most that its process held
+    # (weights, guidance) -> the metric on the report split, see `reported.Reported`
     reported: Mapping[tuple[str, float], float] = field(default_factory=dict)
+    # the other held-out rewards there, and diversity and distance to the base if they were measured; of the aligned
+    # weights, with the guidance of its evaluations
     others: Mapping[str, float] = field(default_factory=dict)
 
     @property
@@ -58,17 +50,11 @@ class RunResult:
 
 @dataclass(frozen=True)
 class Arm:
-    """A configuration with its finished runs.
+    """A configuration with its finished runs."""
 
-    Args:
-        plan: its entry of state.json.
-        planned: runs that there will be.
-        runs: those that have finished, by seed.
-    """
-
-    plan: Planned
-    planned: int
-    runs: tuple[RunResult, ...]
+    plan: Planned  # its entry of state.json
+    planned: int  # runs that there will be
+    runs: tuple[RunResult, ...]  # those that have finished, by seed
 
     @property
     def label(self) -> str:
@@ -124,12 +110,7 @@ class Arm:
         return cost_to([run.curve for run in self.runs], target, cost)
 
     def on_report(self, weights: str, guidance_scale: float) -> Estimate | None:
-        """Return the metric on the report split over the runs that were measured so; None if none was.
-
-        Args:
-            weights: "aligned" or "base".
-            guidance_scale: 1 is off.
-        """
+        """Return the metric on the report split over runs of these weights ("aligned", "base"); None if none was."""
         key = (weights, guidance_scale)
         values = [run.reported[key] for run in self.runs if key in run.reported]
         return mean_estimate(values) if values else None
@@ -145,23 +126,14 @@ class Arm:
 
 @dataclass(frozen=True)
 class Comparison:
-    """All that a comparison's directory holds, read for one metric.
+    """All that a comparison's directory holds, read for one metric."""
 
-    Args:
-        metric: held-out reward that is compared.
-        budget: kind and amount that every run was given.
-        arms: the configurations, in the order in which they were asked for.
-        notes: what a reader of the numbers has to know.
-        prices: that evaluations are priced by.
-        paired: whether runs of one seed are pairs.
-    """
-
-    metric: str
-    budget: Budget
-    arms: tuple[Arm, ...]
-    notes: tuple[str, ...]
-    prices: Prices = EQUAL
-    paired: bool = True
+    metric: str  # held-out reward that is compared
+    budget: Budget  # kind and amount that every run was given
+    arms: tuple[Arm, ...]  # the configurations, in the order in which they were asked for
+    notes: tuple[str, ...]  # what a reader of the numbers has to know
+    prices: Prices = EQUAL  # that evaluations are priced by
+    paired: bool = True  # whether runs of one seed are pairs
 
     @property
     def final(self) -> str | None:

@@ -24,12 +24,7 @@ TRIES = 100
 
 
 def average_cost(config: Config, iteration: int) -> PromptCost:
-    """Return what one prompt costs in a training iteration on average, to whole evaluations.
-
-    Args:
-        config: the run.
-        iteration: of training.
-    """
+    """Return what one prompt costs in a training iteration on average, to whole evaluations."""
     most, r = prompt_cost(config, iteration), config.rollout
     if r.explore is None or not r.tree.splits:
         return most

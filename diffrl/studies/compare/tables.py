@@ -27,13 +27,7 @@ NARROW = ("pair", "difference", "95 % interval", "p (Holm)", "finding")
 
 
 def write_report(comparison: Comparison, directory: str | Path, target: float) -> None:
-    """Write results.json, table.md, figure.png and differences.png; without pairs there is no differences.png.
-
-    Args:
-        comparison: as `collect` read it.
-        directory: to write into.
-        target: score whose cost is reported.
-    """
+    """Write results.json, table.md, figure.png and differences.png; without pairs there is no differences.png."""
     directory = Path(directory)
     write_json(directory / "results.json", results(comparison, target))
     (directory / "table.md").write_text(markdown(comparison, target), encoding="utf-8")

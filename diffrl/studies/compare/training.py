@@ -32,27 +32,17 @@ PROBE_ITERATIONS = 4
 
 @dataclass
 class Work:
-    """A comparison that goes on.
+    """A comparison that goes on."""
 
-    Args:
-        out: its directory.
-        console: where it is told of.
-        processes: run its commands.
-        guidance: scales of the measurements on the report split, besides that of the configuration.
-        variety: samples of a prompt for the measure of variety; None = not measured.
-        accept_changed_inputs: as its request says.
-        no_report: whether the report split is left alone.
-        failures: what has failed, a sentence each.
-    """
-
-    out: Path
-    console: Console
-    processes: Processes
+    out: Path  # its directory
+    console: Console  # where it is told of
+    processes: Processes  # run its commands
+    # scales of the measurements on the report split, besides that of the configuration
     guidance: tuple[float, ...] = ()
-    variety: int | None = None
-    accept_changed_inputs: bool = False
-    no_report: bool = False
-    failures: list[str] = field(default_factory=list)
+    variety: int | None = None  # samples of a prompt for the measure of variety; None = not measured
+    accept_changed_inputs: bool = False  # as its request says
+    no_report: bool = False  # whether the report split is left alone
+    failures: list[str] = field(default_factory=list)  # what has failed, a sentence each
 
     def report(self, text: str) -> None:
         """Tell it as it stands."""
@@ -61,19 +51,12 @@ class Work:
 
 @dataclass(frozen=True)
 class Job:
-    """One run: a configuration with one seed.
+    """One run: a configuration with one seed."""
 
-    Args:
-        planned: the configuration.
-        number: of the seed, from 0.
-        name: in messages.
-        there: whether it was trained before.
-    """
-
-    planned: Planned
-    number: int
-    name: str
-    there: bool
+    planned: Planned  # the configuration
+    number: int  # of the seed, from 0
+    name: str  # in messages
+    there: bool  # whether it was trained before
 
 
 def time_all(

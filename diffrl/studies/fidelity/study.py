@@ -58,50 +58,30 @@ DIFFERENCES = ("reward_difference", "pixel_difference")
 
 @dataclass(frozen=True)
 class Mean:
-    """A mean over prompts; None where there is none.
+    """A mean over prompts; None where there is none."""
 
-    Args:
-        mean: over the prompts that have this number.
-        standard_error: of the mean, from the spread over these prompts; needs two.
-        prompts: how many these are.
-    """
-
-    mean: float | None
-    standard_error: float | None
-    prompts: int
+    mean: float | None  # over the prompts that have this number
+    standard_error: float | None  # of the mean, from the spread over these prompts; needs two
+    prompts: int  # how many these are
 
 
 @dataclass(frozen=True)
 class Pool:
-    """The pool as drawn in one way.
+    """The pool as drawn in one way."""
 
-    Args:
-        precision: of the network that drew it.
-        engine: what ran the precision; None for the training precision.
-        compute_dtype: of the operands of the quantised layers, as seen; of the network for the training precision.
-        weights_quantised: share of the linear layers' weights in low precision.
-        steps: denoising steps.
-        levels: the visited indices of the full grid.
-        seconds: denoising, decoding and scoring the pool: "explore", "decode", "reward".
-        network_evaluations: of the pool.
-        failed: candidates that could not be scored.
-        rewards: of each prompt, its candidates' rewards; None where scoring failed.
-        per_prompt: every number of `RANKING` and `DIFFERENCES`, prompt by prompt; empty for the truth.
-        means: the same over prompts.
-    """
-
-    precision: str
-    engine: str | None
-    compute_dtype: str
-    weights_quantised: float
-    steps: int
-    levels: Sequence[int]
-    seconds: Mapping[str, float]
-    network_evaluations: int
-    failed: int
-    rewards: Sequence[Sequence[float | None]]
+    precision: str  # of the network that drew it
+    engine: str | None  # what ran the precision; None for the training precision
+    compute_dtype: str  # of the operands of the quantised layers, as seen; of the network for the training precision
+    weights_quantised: float  # share of the linear layers' weights in low precision
+    steps: int  # denoising steps
+    levels: Sequence[int]  # the visited indices of the full grid
+    seconds: Mapping[str, float]  # denoising, decoding and scoring the pool: "explore", "decode", "reward"
+    network_evaluations: int  # of the pool
+    failed: int  # candidates that could not be scored
+    rewards: Sequence[Sequence[float | None]]  # of each prompt, its candidates' rewards; None where scoring failed
+    # every number of `RANKING` and `DIFFERENCES`, prompt by prompt; empty for the truth
     per_prompt: Mapping[str, Sequence[float | None]]
-    means: Mapping[str, Mean]
+    means: Mapping[str, Mean]  # the same over prompts
 
     @property
     def label(self) -> str:
@@ -111,25 +91,17 @@ class Pool:
 
 @dataclass(frozen=True)
 class Fidelity:
-    """What was found; `dataclasses.asdict` of it is fidelity.json.
+    """What was found; `dataclasses.asdict` of it is fidelity.json."""
 
-    Args:
-        settings: what was compared.
-        environment: what it ran on.
-        without_spread: rows of the prompts whose true rewards are all equal; they have no ranking and are left out.
-        chance: `top_match` and `bottom_match` of a random choice; ties of the true reward raise them above k / N.
-        perfect_mean_rank: `mean_rank` of the truth itself.
-        truth: the pool in the training precision with all steps.
-        variants: the others, in the order asked for.
-    """
-
-    settings: Mapping[str, Any]
-    environment: Mapping[str, Any]
+    settings: Mapping[str, Any]  # what was compared
+    environment: Mapping[str, Any]  # what it ran on
+    # rows of the prompts whose true rewards are all equal; they have no ranking and are left out
     without_spread: Sequence[int]
+    # `top_match` and `bottom_match` of a random choice; ties of the true reward raise them above k / N
     chance: Mapping[str, Mean]
-    perfect_mean_rank: Mean
-    truth: Pool
-    variants: Sequence[Pool]
+    perfect_mean_rank: Mean  # `mean_rank` of the truth itself
+    truth: Pool  # the pool in the training precision with all steps
+    variants: Sequence[Pool]  # the others, in the order asked for
 
 
 @dataclass(frozen=True)
