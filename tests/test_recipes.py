@@ -186,10 +186,16 @@ GIVES_WAY = (
 def without_places(config):
     """A configuration in which rewards do not say on what they are computed."""
     rewards, held_out = (
-        [reward | {"dtype": None, "device": None} for reward in found]
+        [reward | {"dtype": None, "device": None, "options": without_dtype(reward["options"])} for reward in found]
         for found in (config["rewards"], config["eval"]["rewards"])
     )
     return config | {"rewards": rewards, "eval": config["eval"] | {"rewards": held_out}}
+
+
+def without_dtype(options):
+    """A reward's options in which what it averages has no dtype."""
+    inner = {key: value for key, value in options.get("reward_options", {}).items() if key != "dtype"}
+    return {**options, "reward_options": inner}
 
 
 @pytest.mark.parametrize(("family", "preset"), LARGE)

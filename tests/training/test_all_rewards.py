@@ -76,7 +76,7 @@ def chosen_of(family, preset):
     """What a recipe trains on, and each of its held-out judges; of video_mean the inner reward too."""
     data = recipe_of(family, preset)
     trained, judges = (
-        [(reward["name"], *reward.get("options", {}).values()) for reward in rewards]
+        [(reward["name"], *map(str, reward.get("options", {}).values())) for reward in rewards]
         for rewards in (data["rewards"], data["eval"]["rewards"])
     )
     return tuple(trained), set(judges)
