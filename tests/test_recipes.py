@@ -27,7 +27,9 @@ ROOT = Path(__file__).parents[1]
 MADE = recipes()
 FAST = next(e["families"] for e in tables()["exceptions"] if "stochastic" in e.get("settings", {}).get("rollout", {}))
 RECIPES = [f"configs/{recipe.name}.yaml" for recipe in MADE]
-SMALL = [recipe for recipe in MADE if recipe.preset.endswith("24gb")]
+CARDS = {"24gb": ("rtx4090", None), "16gb": (None, "16GB")}
+"""What the last part of a small recipe's name promises that it fits."""
+SMALL = [recipe for recipe in MADE if recipe.preset.split("_")[-1] in CARDS]
 LARGE = [(recipe.family, recipe.preset) for recipe in MADE if recipe not in SMALL]
 
 NOISE = {"tp_grpo": "cps", "branch_grpo": "dance_sde", "branch_grpo_mix": "dance_sde"}
@@ -159,17 +161,18 @@ def test_a_small_recipe_is_the_same_method_and_fits_its_card(recipe, tmp_path, m
     monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", False)  # what is not here is told, not refused
     monkeypatch.setattr("huggingface_hub.constants.HF_HUB_CACHE", str(tmp_path / "hub"))
     config, own = load_config(recipe.path), []
+    *like, size = recipe.preset.split("_")
     if config.model.facts.edits:  # its prompts are a list of one's own
         image(0, config.model.height, config.model.width).save(tmp_path / "one.png")
         for part in ("train", "eval"):
             line = {"prompt": part, "source": "one.png", "source_caption": "a cat", "target_caption": "a dog"}
             (tmp_path / f"{part}.jsonl").write_text(json.dumps(line))
             own.append(f"prompts.{part}={tmp_path / part}.jsonl")
-    said = check_config(load_config(recipe.path, own), recipe.processes, target_machine("rtx4090", None))
+    said = check_config(load_config(recipe.path, own), recipe.processes, target_machine(*CARDS[size]))
     assert recipe.processes == 1 and said[-1].startswith("The configuration is fine")
     assert any(line.startswith("memory ") for line in said)
-    if like := recipe.preset.removesuffix("24gb").rstrip("_"):
-        whole = load_config(ROOT / f"configs/{recipe.family}/{like}.yaml")
+    if like:
+        whole = load_config(ROOT / f"configs/{recipe.family}/{'_'.join(like)}.yaml")
         left, right = (dict(flat(without_places(one.model_dump()))) for one in (config, whole))
         changed = {key for key in left.keys() | right.keys() if left.get(key) != right.get(key)}
         assert all(key.startswith(GIVES_WAY) for key in changed), changed
@@ -178,7 +181,7 @@ def test_a_small_recipe_is_the_same_method_and_fits_its_card(recipe, tmp_path, m
 GIVES_WAY = (
     "run.name", "run.eval_every", "model.base_precision", "model.lora.rank", "model.lora.alpha", "model.offload",
     "model.vae_slicing", "prompts.per_iteration", "rollout.draw", "rollout.micro_batch", "train.optimizer",
-    "train.gradient_checkpointing", "eval.samples",
+    "train.micro_batch", "train.gradient_checkpointing", "eval.samples",
 )  # fmt: skip
 """Keys in which a recipe for one small GPU may differ from the method that it is like."""
 
