@@ -7,7 +7,8 @@ its media, exceptions. A layer has
 - `choice`: prompts and rewards by name, which lie below all layers;
 - words of the file's header (`title`, `name`, `about`, `hardware`, `header`), of which null drops one;
 - overrides that the header offers (`others`, and `last` behind them);
-- `facts`, which values and words name: $guidance; and `figures`, the planner's memory with some overrides.
+- `facts`, which values and words name: $guidance, but for `scorers`, keys that all rewards get; and `figures`, the
+  planner's memory with some overrides.
 
 A method that is `like` another lies over it, a model or a method has recipes `only` for some, and an exception says
 `because` of what.
@@ -118,7 +119,7 @@ def make_recipe(family: str, preset: str) -> Recipe:
     facts = {**total["facts"], "family": family, "run": f"{family}-{preset.replace('_', '-')}"}
     settings = _filled(total["settings"], facts)
     offered = {**(total.get("others") or {}), **total["last"]}
-    others = {name: _overrides(override, settings) for name, override in offered.items() if override}
+    others = {name: _overrides(override, total["settings"]) for name, override in offered.items() if override}
     others = {name: override for name, override in others.items() if override}
     return Recipe(family, preset, total, settings, _filled(others, facts))
 
@@ -176,6 +177,8 @@ def _filled(value: Any, facts: Mapping[str, Any]) -> Any:
     """Return the same with facts in place of their names."""
     if isinstance(value, Mapping):
         return {key: _filled(inner, facts) for key, inner in value.items()}
+    if isinstance(value, list):
+        return [{**one, **facts["scorers"]} if isinstance(one, Mapping) else one for one in value]
     if isinstance(value, str) and value.startswith("$"):
         return facts[value[1:]]
     return value

@@ -3,13 +3,14 @@
 tests/training/test_presets.py runs them.
 """
 
+import json
 import re
 import shlex
 from pathlib import Path
 
 import pytest
 import yaml
-from make_recipes import files, memory
+from make_recipes import files
 from recipe_tables import SOURCES, make_recipe, recipes, tables
 
 from diffrl.bundled import recipes as shipped
@@ -17,14 +18,19 @@ from diffrl.config import load_config
 from diffrl.config.idle import unused_keys
 from diffrl.data.prompts import load_prompts
 from diffrl.data.worlds import TOYS
+from diffrl.preflight.check import check_config
+from diffrl.preflight.machine import target_machine
 from reward_models.registry import factory_of
+from tests.edits import image
 
 ROOT = Path(__file__).parents[1]
 MADE = recipes()
 FAST = next(e["families"] for e in tables()["exceptions"] if "stochastic" in e.get("settings", {}).get("rollout", {}))
 RECIPES = [f"configs/{recipe.name}.yaml" for recipe in MADE]
-LARGE = [(recipe.family, recipe.preset) for recipe in MADE if recipe.preset != "24gb"]
-SMALL = [recipe for recipe in MADE if recipe.preset == "24gb"]
+CARDS = {"24gb": ("rtx4090", None), "16gb": (None, "16GB")}
+"""What the last part of a small recipe's name promises that it fits."""
+SMALL = [recipe for recipe in MADE if recipe.preset.split("_")[-1] in CARDS]
+LARGE = [(recipe.family, recipe.preset) for recipe in MADE if recipe not in SMALL]
 
 NOISE = {"tp_grpo": "cps", "branch_grpo": "dance_sde", "branch_grpo_mix": "dance_sde"}
 """Presets whose real sizes have the published noise, where the tiny recipes have Flow-GRPO's."""
@@ -144,16 +150,55 @@ def test_what_the_header_offers_instead_is_valid(recipe):
     entries = (
         header.partition("# Others, as overrides (docs/recipes.md):\n")[2].replace("#     ", "").split("#   - ")[1:]
     )
-    names, overrides = zip(*(entry.split(": ", 1) for entry in entries), strict=True)
+    names, overrides = zip(*(re.split(r":\s", entry, maxsplit=1) for entry in entries), strict=True)
     assert "your own" in names and len(set(names)) == len(names)
     for words in overrides:
         it_asks_for_what_can_be_had(load_config(ROOT / recipe, shlex.split(words)))
 
 
 @pytest.mark.parametrize("recipe", SMALL, ids=lambda recipe: recipe.name)
-def test_small_recipes_fit(recipe):
-    size = memory(recipe.path.read_text(encoding="utf-8"), recipe.processes)
-    assert recipe.processes == 1 and size.endswith("GiB") and float(size.split()[0]) < 24 * 1e9 / 2**30
+def test_a_small_recipe_is_the_same_method_and_fits_its_card(recipe, tmp_path, monkeypatch):
+    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", False)  # what is not here is told, not refused
+    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_CACHE", str(tmp_path / "hub"))
+    config, own = load_config(recipe.path), []
+    *like, size = recipe.preset.split("_")
+    if config.model.facts.edits:  # its prompts are a list of one's own
+        image(0, config.model.height, config.model.width).save(tmp_path / "one.png")
+        for part in ("train", "eval"):
+            line = {"prompt": part, "source": "one.png", "source_caption": "a cat", "target_caption": "a dog"}
+            (tmp_path / f"{part}.jsonl").write_text(json.dumps(line))
+            own.append(f"prompts.{part}={tmp_path / part}.jsonl")
+    said = check_config(load_config(recipe.path, own), recipe.processes, target_machine(*CARDS[size]))
+    assert recipe.processes == 1 and said[-1].startswith("The configuration is fine")
+    assert any(line.startswith("memory ") for line in said)
+    if like:
+        whole = load_config(ROOT / f"configs/{recipe.family}/{'_'.join(like)}.yaml")
+        left, right = (dict(flat(without_places(one.model_dump()))) for one in (config, whole))
+        changed = {key for key in left.keys() | right.keys() if left.get(key) != right.get(key)}
+        assert all(key.startswith(GIVES_WAY) for key in changed), changed
+
+
+GIVES_WAY = (
+    "run.name", "run.eval_every", "model.base_precision", "model.lora.rank", "model.lora.alpha", "model.offload",
+    "model.vae_slicing", "prompts.per_iteration", "rollout.draw", "rollout.micro_batch", "train.optimizer",
+    "train.micro_batch", "train.gradient_checkpointing", "eval.samples",
+)  # fmt: skip
+"""Keys in which a recipe for one small GPU may differ from the method that it is like."""
+
+
+def without_places(config):
+    """A configuration in which rewards do not say on what they are computed."""
+    rewards, held_out = (
+        [reward | {"dtype": None, "device": None, "options": without_dtype(reward["options"])} for reward in found]
+        for found in (config["rewards"], config["eval"]["rewards"])
+    )
+    return config | {"rewards": rewards, "eval": config["eval"] | {"rewards": held_out}}
+
+
+def without_dtype(options):
+    """A reward's options in which what it averages has no dtype."""
+    inner = {key: value for key, value in options.get("reward_options", {}).items() if key != "dtype"}
+    return {**options, "reward_options": inner}
 
 
 @pytest.mark.parametrize(("family", "preset"), LARGE)

@@ -50,10 +50,10 @@ def steps_down(config: Config) -> Iterator[tuple[str, Overrides]]:
     yield "smaller batches, more of them", batches
     yield "the optimiser's state in 8 bits (bitsandbytes)", {"train.optimizer": "adamw_8bit"}
     lists = {"rewards": config.rewards, "eval.rewards": config.eval.rewards}
-    heavy = [
-        f"{where}.{n}" for where, rewards in lists.items() for n, one in enumerate(rewards) if weights_of(one) != {}
-    ]
-    yield "rewards compute in bfloat16, and scores change by rounding", {f"{one}.dtype": "bfloat16" for one in heavy}
+    heavy = {f"{at}.{n}": one.name for at, all_ in lists.items() for n, one in enumerate(all_) if weights_of(one) != {}}
+    inner = {"video_mean": "options.reward_options."}  # whose inner reward has a dtype
+    dtypes = {f"{one}.{inner.get(name, '')}dtype": "bfloat16" for one, name in heavy.items()}
+    yield "rewards compute in bfloat16, and scores change by rounding", dtypes
     yield "rewards are computed by the CPU", {f"{one}.device": "cpu" for one in heavy}
     copy = r.policy_copy
     if copy is not None and PRECISIONS[copy.precision].low:

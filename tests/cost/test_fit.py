@@ -8,11 +8,13 @@ from typer.testing import CliRunner
 from diffrl.bundled import recipes
 from diffrl.cli import app
 from diffrl.config.load import load_config
-from diffrl.cost.fit import find_fit, override_words
+from diffrl.cost.fit import find_fit, override_words, steps_down
 from diffrl.cost.gpus import GPUS, Gpu
 from diffrl.cost.plan import make_plan
 from diffrl.cost.process_memory import offer_of, shortages
+from diffrl.cost.scorers import scorer_weights
 from diffrl.errors import ConfigError
+from reward_models.registry import check_options, factory_of
 
 CARD = GPUS["rtx4090"]
 LARGE = [name for name in recipes() if name.endswith("/diffrl") and not name.startswith("tiny-")]
@@ -60,6 +62,15 @@ def test_it_is_named_as_it_is_where_it_fits_and_the_smallest_where_nothing_helps
     full = ["model.lora=null", "model.height=2048", "model.width=2048", "rollout.draw=null"]
     with pytest.raises(ConfigError, match=r"No GPU that --fit knows holds this run\. Got \d+\.\d GiB"):
         fit_of("qwen_image/diffrl", Gpu("tiny", 2**30, (8, 0), ""), full)
+
+
+def test_the_dtype_of_a_mean_over_frames_is_its_inner_rewards():
+    config = load_config(recipes()["wan/diffrl"])
+    keys = next(keys for cost, keys in steps_down(config) if "bfloat16" in cost)
+    asked = load_config(recipes()["wan/diffrl"], override_words(keys))
+    for reward in (*asked.rewards, *asked.eval.rewards):
+        check_options(reward.name, factory_of(reward.name), reward.options | ({"dtype": ""} if reward.dtype else {}))
+    assert scorer_weights(asked).beside < 0.6 * scorer_weights(config).beside
 
 
 def test_the_line_that_is_shown_is_a_configuration_that_fits():

@@ -76,7 +76,7 @@ def chosen_of(family, preset):
     """What a recipe trains on, and each of its held-out judges; of video_mean the inner reward too."""
     data = recipe_of(family, preset)
     trained, judges = (
-        [(reward["name"], *reward.get("options", {}).values()) for reward in rewards]
+        [(reward["name"], *map(str, reward.get("options", {}).values())) for reward in rewards]
         for rewards in (data["rewards"], data["eval"]["rewards"])
     )
     return tuple(trained), set(judges)
@@ -103,7 +103,7 @@ def test_a_recipe_trains_on_its_own_rewards(family, preset, tiny_rewards, random
     data |= {"rewards": own["rewards"], "prompts": own["prompts"] | {"per_iteration": 1}}
     data["eval"] |= {"rewards": own["eval"]["rewards"], "samples": 2}
     data["guards"] = {"memory": "warn"}  # the plan counts published weights
-    data["train"]["optimizer"] = "adamw"  # for the 8-bit one of 24gb, which needs CUDA
+    data["train"]["optimizer"] = "adamw"  # for the 8-bit one of small recipes, which needs CUDA
     if own["prompts"]["train"].startswith("hub:"):  # three prompts in place of the dataset
         (listed := tmp_path / "prompts.txt").write_text("a red circle\na blue square\na green circle\n")
         data["prompts"] |= {"train": str(listed), "eval": str(listed), "eval_on_train": True, "unscored": "warn"}
