@@ -39,13 +39,19 @@ test: lint pytest
 test-long:
 	$(MAKE) pytest PYTEST_ARGS='$(PYTEST_ARGS) -m "long and not slow"'
 
+# Files in the numbers' folders whose tests are of messages, files and failures, which no rounding changes.
+NUMBERS = tests/training tests/rollout tests/models tests/functional
+NO_NUMBERS = $(addprefix */training/test_,every_key.py guards.py image_to_video.py lost_sources.py memory_gate.py own_*.py \
+  prompt_report.py remote_reward.py reward_hacking.py several_rewards.py editing.py) \
+  $(addprefix */models/test_,images.py loading.py lora_file.py own_adapter.py published.py videos.py weights.py)
+
 # Kernels down to SSE4 (torch's own, oneDNN's and MKL's), rounding that depends on shapes and alignment (tests/rounding.py), and
 # the dtypes that CUDA's autocast would give (tests/cuda_rules.py).
 test-processors: export ATEN_CPU_CAPABILITY = default
 test-processors: export ONEDNN_MAX_CPU_ISA = SSE41
 test-processors: export MKL_ENABLE_INSTRUCTIONS = SSE4_2
 test-processors:
-	$(MAKE) pytest PYTEST_ARGS='$(PYTEST_ARGS) -p tests.rounding -p tests.cuda_rules tests/training tests/rollout tests/models tests/functional'
+	$(MAKE) pytest PYTEST_ARGS='$(PYTEST_ARGS) -p tests.rounding -p tests.cuda_rules $(NUMBERS) $(NO_NUMBERS:%=--ignore-glob=%)'
 
 test-all: lint
 	$(MAKE) pytest PYTEST_ARGS='$(PYTEST_ARGS) -m ""'

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import gc
 import os
 import signal
 import sys
@@ -31,6 +32,22 @@ WORDS = (
 )
 
 
+@pytest.hookimpl(wrapper=True)
+def pytest_collection() -> Iterator[None]:
+    """Modules and tests stay to the end: to look through them for garbage takes half a second each time."""
+    gc.disable()
+    try:
+        return (yield)
+    finally:
+        gc.freeze()
+        gc.enable()
+
+
+def pytest_unconfigure() -> None:
+    """Leave to the interpreter's end what it knows how to end."""
+    gc.unfreeze()
+
+
 @pytest.fixture
 def threads() -> Iterator[None]:
     """A script may set how many threads torch has."""
@@ -54,6 +71,14 @@ def _own_cache(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
     """What plans count, and what scorers give, is kept for the session, and nothing of the user's is looked at."""
     with pytest.MonkeyPatch.context() as patched:
         patched.setenv("XDG_CACHE_HOME", str(tmp_path_factory.mktemp("cache")))
+        yield
+
+
+@pytest.fixture(scope="session", autouse=True)
+def _no_waiting_for_disks() -> Iterator[None]:
+    """No test takes the power away: a file is written when the system has it."""
+    with pytest.MonkeyPatch.context() as patched:
+        patched.setattr(os, "fsync", lambda descriptor: None)
         yield
 
 

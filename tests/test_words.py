@@ -80,47 +80,38 @@ def names(tree: ast.AST) -> Iterator[tuple[int, str]]:
             yield node.lineno, node.id
 
 
-def forbidden(path: Path) -> list[str]:
-    """Return where a file defines one of these names."""
-    where = str(path.relative_to(ROOT))
-    defined = names(ast.parse(path.read_text(encoding="utf-8")))
-    wrong = [(n, name) for n, name in defined if name in NAMES or name in LOCALS]
-    return [
-        f"{where}:{n}: {name} -> {NAMES.get(name, 'what it is')}" for n, name in wrong if (where, name) not in PUBLIC
-    ]
+def forbidden(where: str, tree: ast.AST) -> Iterator[tuple[int, str]]:
+    """Yield where a file defines one of these names."""
+    for line, name in names(tree):
+        if (name in NAMES or name in LOCALS) and (where, name) not in PUBLIC:
+            yield line, f"{name} -> {NAMES.get(name, 'what it is')}"
 
 
-def test_no_name_is_in_nobodys_words():
-    assert [one for path in MODULES for one in forbidden(path)] == []
-
-
-def verbless(path: Path) -> list[str]:
-    """Return the functions whose docstring begins with no verb; that of a property may begin with a noun."""
-    wrong = []
-    for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+def verbless(tree: ast.AST) -> Iterator[tuple[int, str]]:
+    """Yield the functions whose docstring begins with no verb; that of a property may begin with a noun."""
+    for node in ast.walk(tree):
         if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef) and (text := ast.get_docstring(node)):
             word = text.split()[0].rstrip(",:;.")
             noun = any("property" in ast.unparse(one) for one in node.decorator_list)
             if word in (NO_NOUNS if noun else NO_VERBS):
-                wrong.append(f"{path.relative_to(ROOT)}:{node.lineno}: {word}")
-    return wrong
+                yield node.lineno, f"{word} is no verb"
 
 
-def test_docstrings_of_functions_begin_with_a_verb():
-    assert [one for path in MODULES for one in verbless(path)] == []
-
-
-def hard_to_read(path: Path) -> list[str]:
-    """Return where a conditional expression is inside another, or a star or two unpack a literal."""
-    lines = []
-    for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
-        nested = isinstance(node, ast.IfExp) and any(isinstance(one, ast.IfExp) for one in ast.iter_child_nodes(node))
+def hard_to_read(tree: ast.AST) -> Iterator[tuple[int, str]]:
+    """Yield where a conditional expression is inside another, or a star or two unpack a literal."""
+    for node in ast.walk(tree):
+        if isinstance(node, ast.IfExp) and any(isinstance(one, ast.IfExp) for one in ast.iter_child_nodes(node)):
+            yield node.lineno, "a condition in a condition"
         starred = isinstance(node, ast.Starred) and isinstance(node.value, ast.Tuple | ast.List | ast.Set)
         doubly = isinstance(node, ast.keyword) and node.arg is None and isinstance(node.value, ast.Dict)
-        if nested or starred or doubly:
-            lines.append(f"{path.relative_to(ROOT)}:{node.lineno}")
-    return lines
+        if starred or doubly:
+            yield node.lineno, "a literal is unpacked"
 
 
-def test_no_condition_is_nested_and_no_literal_is_unpacked():
-    assert [one for path in MODULES for one in hard_to_read(path)] == []
+def test_names_docstrings_and_expressions_are_those_of_the_house():
+    wrong = []
+    for path in MODULES:
+        where, tree = str(path.relative_to(ROOT)), ast.parse(path.read_text(encoding="utf-8"))
+        seen = (*forbidden(where, tree), *verbless(tree), *hard_to_read(tree))
+        wrong += [f"{where}:{line}: {what}" for line, what in seen]
+    assert wrong == []

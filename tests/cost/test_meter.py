@@ -8,7 +8,7 @@ from diffrl.cost.meter import PURPOSES, UNGRADED, CostMeter, network_evaluations
 from diffrl.cost.plan import make_plan
 from diffrl.tracking.metrics import read_metrics
 from tests.tiers import daily
-from tests.training.harness import BRIGHTNESS, EXPLORE, FOREST, FUSED, GREEN, settings, start, summary_of
+from tests.training.harness import BRIGHTNESS, EXPLORE, FOREST, FUSED, GREEN, TREES, settings, start, summary_of
 
 FREE = {"stochastic": {"kind": "none"}, "dynamics": None, "tree": {"roots": 3}}
 CHAINS = {"stochastic": {"kind": "all"}, "tree": {"roots": 3}}
@@ -118,7 +118,7 @@ def some(cases):
 
 def run_of(pipeline, directory, case):
     changes = {name: dict(values) if isinstance(values, dict) else values for name, values in case.items()}
-    data = settings(pipeline, directory)
+    data = settings(pipeline, directory, track=TREES)
     for name, values in changes.items():
         if isinstance(values, list) or (name == "objective" and "kind" in values):
             data[name] = values

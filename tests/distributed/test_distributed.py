@@ -19,6 +19,7 @@ from tests.training.harness import (
     EXPLORE,
     FOREST,
     FUSED,
+    TREES,
     assert_same_run,
     assert_same_trees,
     distance,
@@ -62,7 +63,7 @@ def shared_run(pipeline, directory):
         prompts={"train": "shapes:train", "eval": "shapes:tune", "per_iteration": 4},
         objective={"kl": 0.3},
         train={"learning_rate": 3e-3, "epsilon": 1e-3, "updates_per_iteration": 2, "micro_batch": 5},
-        track={"tensorboard": True, "pictures_per_iteration": 2, "pictures_per_evaluation": 3},
+        track={"tensorboard": True, "pictures_per_iteration": 2, "pictures_per_evaluation": 3} | TREES,
     )
     data["run"] |= {"iterations": 3, "checkpoint_every": 1}
     return data
@@ -79,6 +80,7 @@ def idle_rank_run(pipeline, directory):
         rewards=[{"name": "tests.training.scorers:FlatFor", "options": {"word": "red"}}],
         credit=FUSED,
         train={"learning_rate": 3e-3, "epsilon": 1e-3, "updates_per_iteration": 2, "micro_batch": 2},
+        track=TREES,
     )
     data["rollout"] |= FOREST
     return data

@@ -20,6 +20,7 @@ from tests.distributed.test_distributed import MANY, both_ways, idle_rank_run, l
 from tests.training.harness import (
     EXPLORE,
     FOREST,
+    TREES,
     assert_same_run,
     assert_same_trees,
     distance,
@@ -47,6 +48,7 @@ def full_run(pipeline, directory):
             "ema": {"decay": 0.7},
             "sharding": "fsdp",
         },
+        track=TREES,
     )
     data["run"] |= {"iterations": 2, "checkpoint_every": 1}
     return data

@@ -71,21 +71,6 @@ def test_a_visitor_walks_through_the_site_from_disk(opened):
     assert page.url.startswith("file:")
 
 
-def test_the_filter_works_without_a_server(opened):
-    page = opened
-    page.locator("header nav").get_by_role("link", name="Compare", exact=True).click()
-    items = page.locator("main .item:visible")
-    items.nth(5).wait_for()
-    assert items.count() == 6
-    field = page.locator("main input[name=prompt]")
-    field.fill("two green")
-    field.press("Enter")
-    page.wait_for_function("document.querySelectorAll('main .item:not([hidden])').length == 2")
-    assert page.url.startswith("file:") and "?" not in page.url.partition("elsewhere")[2].replace("%3F", "")
-    assert items.count() == 2
-    assert all("two green" in text for text in items.all_text_contents())
-
-
 def test_the_tree_and_the_curves_are_drawn_without_a_server(opened):
     page = opened
     page.locator("header nav").get_by_role("link", name="Trees", exact=True).click()

@@ -17,7 +17,7 @@ from diffrl.gallery.export import export_site
 from diffrl.gallery.sources import find_sources
 from diffrl.gallery.votes import Side, add_vote
 from tests.gallery import made_trees
-from tests.gallery.made import add_evaluation, keep_columns, make_run, metrics_rows
+from tests.gallery.made import keep_columns, make_run
 from tests.patience import until
 
 pytestmark = [pytest.mark.browser, pytest.mark.long]
@@ -360,17 +360,3 @@ def test_a_colleague_sees_the_same_numbers_from_disk(context_of, served, runs, t
         assert sum(len(re.findall(r"\d+\.\d+|\d+", words)) for words in live) >= links[-1][1], what
         if what == "which is best":
             assert f"{(last('tilt') - last('grpo')).mean():+.3f} against grpo" in live[0]
-
-
-def test_a_run_while_it_trains(page, served, tmp_path):
-    run = make_run(tmp_path / "runs" / "made", iterations=2, finished=False)
-    with page.expect_response(lambda answer: "/state" in answer.url):
-        page.goto(served(run))
-    before = page.locator("main").inner_text()
-    assert "running" in before and "0.637" not in before
-    add_evaluation(run, 4)
-    rows = metrics_rows(4)[3:]
-    rows[-1]["held_out/shapes"] = 0.637  # as nothing else of the run reads
-    with (run / "metrics.jsonl").open("a", encoding="utf-8") as file:
-        file.writelines(json.dumps(row) + "\n" for row in rows)
-    until(lambda: page.wait_for_timeout(50) is None and "0.637" in page.locator("main").inner_text())

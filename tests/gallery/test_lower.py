@@ -140,18 +140,6 @@ def test_every_reward_of_a_row_is_judged_its_own_way(run, client_of):
     assert f'<th scope="row" {told}' in table and f'<select name="reward" {told}' in page
 
 
-@pytest.mark.parametrize("page", ["/compare?run=made", "/compare?columns=made@eval-2"])
-def test_who_chooses_a_reward_is_told_which_way_it_goes(run, client_of, page):
-    options = re.findall(r'<option value="([^"]*)"[^>]*>([^<]*)</option>', client_of(run).get(page).text)
-    told = {value: words for value, words in options if value in ("total", "blur", "blur/edge", "clean")}
-    assert told == {
-        "total": "total",
-        "clean": "clean",
-        "blur": "blur (lower is better)",
-        "blur/edge": "blur/edge (lower is better)",
-    }
-
-
 def test_the_overview_the_table_and_the_report_agree(run, tmp_path, client_of):
     write(tmp_path / "runs" / "other", record=None)
     client = client_of(run, tmp_path / "runs" / "other")

@@ -6,8 +6,6 @@ import base64
 import io
 import json
 import re
-import subprocess
-import sys
 from dataclasses import replace
 from html.parser import HTMLParser
 
@@ -388,13 +386,3 @@ def test_the_exported_site_has_it_beside_the_other_pages(made):
 @pytest.mark.parametrize("summary", [{"seconds": {"rollout": "x"}, "counts": {}}, {"seconds": 3}, {"counts": []}])
 def test_a_summary_by_another_hand_does_not_break_the_costs(summary):
     assert costs_of(summary, Track("r", "r")).phases == []
-
-
-@pytest.mark.long
-def test_it_is_made_without_torch(made, tmp_path):
-    code = (
-        "import sys; from pathlib import Path; from diffrl.gallery.report import write_report;"
-        f"write_report(Path({str(made)!r}), Path({str(tmp_path / 'r.html')!r})); print('torch' in sys.modules)"
-    )
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
-    assert done.stdout.strip() == "False"

@@ -22,13 +22,13 @@ from diffrl.run.summary import held_out_change
 from diffrl.tracking.store import SampleStore, StoredSample
 from diffrl.training.loop import Trainer
 from diffrl.trees.write import drop_trees
-from tests.training.harness import assert_same_run, go_on, rows_of, settings, start, summary_of
+from tests.training.harness import TREES, assert_same_run, go_on, rows_of, settings, start, summary_of
 
 
 @pytest.fixture(scope="module")
 def finished(random_sd3, tmp_path_factory):
     """Three iterations, each with its checkpoint."""
-    data = settings(random_sd3, tmp_path_factory.mktemp("finished"))
+    data = settings(random_sd3, tmp_path_factory.mktemp("finished"), track=TREES)
     data["run"] |= {"iterations": 3, "checkpoint_every": 1}
     return start(data)[0]
 

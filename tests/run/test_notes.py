@@ -14,7 +14,7 @@ from diffrl.records import Prompt
 from diffrl.rewards.score import WeightedScorer, score
 from diffrl.tracking.store import SampleStore, StoredSample
 from diffrl.trees.read import list_trees, read_tree
-from tests.training.harness import FOREST, settings, start
+from tests.training.harness import FOREST, TREES, settings, start
 from tests.training.scorers import Telling
 
 TELLING = "tests.training.scorers:Telling"
@@ -57,7 +57,7 @@ def test_a_run_keeps_and_shows_them(random_sd3, tmp_path):
     from diffrl.gallery.site import Site
     from diffrl.gallery.sources import find_sources
 
-    data = settings(random_sd3, tmp_path, rewards=[{"name": TELLING}], rollout=FOREST)
+    data = settings(random_sd3, tmp_path, rewards=[{"name": TELLING}], rollout=FOREST, track=TREES)
     data["eval"]["rewards"], data["run"]["iterations"] = [{"name": TELLING}], 1
     run, _ = start(data)
     with SampleStore.open_readonly(run) as store:

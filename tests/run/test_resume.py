@@ -21,6 +21,7 @@ from diffrl.training.loop import Trainer
 from tests.patience import LONG, until
 from tests.tiers import daily
 from tests.training.harness import (
+    TREES,
     assert_same_run,
     go_on,
     last_checkpoint,
@@ -88,6 +89,7 @@ def long_run(pipeline, directory, **changes):
         directory,
         model={"family": "sd3", "path": str(pipeline), "lora": LORA},
         train={"learning_rate": 1e-2, "schedule": "cosine", "warmup_updates": 3, "ema": {"decay": 0.7}},
+        track=TREES,
     )
     data["run"] |= {"iterations": 5, "eval_every": 2}
     data["rollout"] |= {"stochastic": {"kind": "window", "size": 2, "slide_every": 1}}

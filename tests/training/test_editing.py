@@ -29,7 +29,7 @@ from diffrl.trees.read import list_trees, read_tree
 from reward_models.media import from_pil
 from tests.edits import WORDS, write_edits
 from tests.tiers import daily
-from tests.training.harness import make_trainer, settings, start
+from tests.training.harness import TREES, make_trainer, settings, start
 
 FAMILIES = ["flux_kontext", "qwen_image_edit"]
 
@@ -49,6 +49,7 @@ def data(family, random_pipelines, tmp_path):
         run={"iterations": 1, "checkpoint_every": 1},
         prompts={"train": path, "eval": path, "eval_on_train": True, "per_iteration": 3},
         eval={"rewards": [{"name": "diversity"}], "samples": 18, "steps": 1},
+        track=TREES,
     )
 
 

@@ -37,8 +37,7 @@ def test_the_rule():
     assert adapted(1024.0, 9.0, 1.0) == 1024.0 and adapted(1 / 1024, 0.0, 1.0) == 1 / 1024
 
 
-@pytest.mark.parametrize(("target", "factor"), [(1e-6, 2.0), (1e6, 0.5)])
-@pytest.mark.parametrize("kind", ["tilt", "grpo"])
+@pytest.mark.parametrize(("kind", "target", "factor"), [("tilt", 1e-6, 2.0), ("grpo", 1e6, 0.5)])
 def test_an_iteration_is_as_with_that_weight_from_the_start(random_sd3, tmp_path, kind, target, factor):
     """Weights after two iterations are those of a run at a constant weight that begins where the first one ended."""
     objective = {"kind": kind, "kl": 0.5, "kl_guidance": 3.0}

@@ -22,6 +22,7 @@ from tests.training.harness import (
     EXPLORE,
     FOREST,
     FUSED,
+    TREES,
     assert_same_run,
     distance,
     flat,
@@ -40,7 +41,7 @@ LORA = {"rank": 3, "alpha": 5, "targets": ["to_q", "to_out.0"]}
 
 
 def forest_run(pipeline, directory, rollout=FOREST, credit=FUSED, **changes):
-    data = settings(pipeline, directory, credit=credit, **changes)
+    data = settings(pipeline, directory, credit=credit, **({"track": TREES} | changes))
     data["rollout"] |= rollout
     return data
 
