@@ -43,10 +43,10 @@ def steps_down(config: Config) -> Iterator[tuple[str, Overrides]]:
             "model.vae_slicing": True,
         },
     )
-    drawn = {"rollout.micro_batch": min(r.micro_batch, 4), "rollout.decode_batch": min(r.decode_batch, 2)}
-    drawn = {} if config.objective.trains_pairs else drawn
+    sampling = {"rollout.micro_batch": min(r.micro_batch, 4), "rollout.decode_batch": min(r.decode_batch, 2)}
+    sampling = {} if config.objective.trains_pairs else sampling
     held_out = {"eval.batch": min(config.eval.batch, 4)}
-    batches = {"train.micro_batch": min(t.micro_batch, 2), **drawn, **held_out}
+    batches = {"train.micro_batch": min(t.micro_batch, 2), **sampling, **held_out}
     yield "smaller batches, more of them", batches
     yield "the optimiser's state in 8 bits (bitsandbytes)", {"train.optimizer": "adamw_8bit"}
     lists = {"rewards": config.rewards, "eval.rewards": config.eval.rewards}

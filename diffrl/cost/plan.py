@@ -199,8 +199,8 @@ def make_plan(config: Config, world_size: int = 1, cost_of: Callable[[Config, in
     }
     looked_at = min(config.track.trees.prompts if config.track.trees else 0, groups // world_size)
     shown = config.tree_iterations * looked_at * max(one.starts for one in costs) * 2 * guided  # before and after
-    drawn = 0 if o.trains_pairs else r.redrawn
-    pictures = Cycle([groups * (drawn + one.inner) + candidates for one in costs], stays)
+    generated = 0 if o.trains_pairs else r.redrawn
+    pictures = Cycle([groups * (generated + one.inner) + candidates for one in costs], stays)
     audits = partial(audits_before, r.draw)
     again = world_size * r.tree.samples  # images of an audit
     scored = sum(

@@ -185,8 +185,8 @@ BAD = [
     ({"objective": NFT}, 'credit.reward must be outcome, and credit.prune empty, with objective.kind: nft and no '
      'objective.edges: it trains whole samples, not steps. Got reward="fused".'),
     ({"objective": {"clip": 1e-3}}, "objective.kind is missing: it must be one of grpo, nft, awm, dgpo, crd, art, "
-     "tilt, module:Object."),
-    ({"objective": {"kind": "dpo"}}, "objective.kind must be one of grpo, nft, awm, dgpo, crd, art, tilt, "
+     "dpo, tilt, module:Object."),
+    ({"objective": {"kind": "ppo"}}, "objective.kind must be one of grpo, nft, awm, dgpo, crd, art, dpo, tilt, "
      "module:Object."),
     ({"objective": NFT | {"clip": 1e-3}}, "objective.clip is not a key of kind nft."),
     ({"objective": NFT | {"old_decay_max": 1.0}}, "objective.old_decay_max must be < 1"),
