@@ -110,6 +110,11 @@ PUBLISHED = {
         "objective.kl": 0.1, "objective.kl_guidance": 4.5, "objective.old_decay_rate": 0.005,
         "objective.old_decay_max": 0.999, "train.updates_per_iteration": 2,
     },
+    # github.com/SalesforceAIResearch/DiffusionDPO: README.md, with 1e-8 times the batch of 2,048 (--scale_lr)
+    "dpo": {
+        "objective.beta": 5000.0, "objective.levels": 1, "prompts.per_iteration": 2048, "prompts.train": "pickapic_v2",
+        "train.learning_rate": 2.048e-5,
+    },
     # github.com/vanzll/DiffusionART: README.md, docs/README.md, docs/faq.md, of which the first lines were at hand
     "art": {"rollout.stochastic": {"kind": "none"}, "rollout.tree.roots": 8, "train.updates_per_iteration": 2},
 }  # fmt: skip
@@ -173,7 +178,7 @@ def test_the_lora_is_on_the_layers_that_flow_grpo_trains(family):
 
 
 def test_every_published_preset_is_here():
-    assert set(PUBLISHED) == set(PRESETS) - OWN
+    assert set(PUBLISHED) == {*PRESETS, "dpo"} - OWN
 
 
 @pytest.mark.parametrize("preset", PUBLISHED)

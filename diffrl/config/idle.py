@@ -25,6 +25,7 @@ def unused_keys(config: Config) -> tuple[str, ...]:
     if not o.old_policy_is_ema:
         rate = written & {"objective.old_decay_rate"}
         reasons.append((rate, "with objective.old_decay_max: 0 the old policy is the newest"))
+    reasons += [(written & {key}, why) for key, why in o.idle_keys.items()]
     if config.guards.recover and config.run.evaluations == 2:
         why = "a run goes back after an evaluation before its last one, and run.eval_every asks for none"
         reasons.append(({"guards.recover"}, why))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Mapping
 from typing import Annotated, Any, Literal, Self
 
 from pydantic import AfterValidator, Field, model_validator
@@ -286,6 +287,12 @@ OF_PAIRS = RolloutSettings(steps=2, stochastic=NoSteps(kind="none"), tree=TreeSe
 """Stands for a rollout where none is made: a winner and a loser a prompt."""
 
 
+LEFT_OUT = (
+    "{name} must be left out with objective.kind: {kind}, which trains on given images: none is drawn or scored for "
+    "training. Got the section. Remove it."
+)
+
+
 class Config(Section):
     """A whole run."""
 
@@ -300,6 +307,18 @@ class Config(Section):
     eval: EvalSettings
     guards: GuardSettings = GuardSettings()
     track: TrackSettings = TrackSettings()
+
+    @model_validator(mode="before")
+    @classmethod
+    def _draws_nothing(cls, data: Any) -> Any:
+        """Refuse a part of a rollout where none is made, before what the part lacks is asked for."""
+        sections = data if isinstance(data, Mapping) else {}
+        objective, rollout = sections.get("objective"), sections.get("rollout")
+        kind = str(objective.get("kind")) if isinstance(objective, Mapping) else ""
+        of_pairs = kind in SETTINGS and SETTINGS[kind].trains_pairs
+        if of_pairs and isinstance(rollout, Mapping) and not {"steps", "tree"} <= rollout.keys():
+            raise problems([LEFT_OUT.format(name="rollout", kind=kind)])
+        return data
 
     @model_validator(mode="after")
     def _sections_agree(self) -> Self:
@@ -318,8 +337,7 @@ class Config(Section):
             return rollout + rewards
         nothing = {"rollout": OF_PAIRS, "rewards": (), "credit": CreditSettings()}
         return [
-            f"{name} must be left out with objective.kind: {self.objective.kind}, which trains on given images: none "
-            "is drawn or scored for training. Got the section. Remove it."
+            LEFT_OUT.format(name=name, kind=self.objective.kind)
             for name, section in nothing.items()
             if getattr(self, name) != section
         ]

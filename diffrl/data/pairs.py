@@ -18,6 +18,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from diffrl.data.sources import require_ratio, source_size
 from diffrl.errors import ConfigError
 from diffrl.records import Pair, Prompt
 from reward_models.common.errors import RewardError
@@ -129,12 +130,13 @@ class PairReader:
         return path
 
 
-def require_pairs(prompts: Sequence[Prompt], where: str) -> None:
-    """Refuse a list of prompts of which one comes without its pair.
+def require_pairs(prompts: Sequence[Prompt], where: str, size: tuple[int, int] | None) -> None:
+    """Refuse a list of prompts of which one comes without its pair, or with an image that would be distorted.
 
     Args:
         prompts: all of a list.
         where: its place in the configuration, for the message.
+        size: height and width of the images that are drawn; None where that is not known yet, or they are clips.
 
     Raises:
         ConfigError: names the first.
@@ -145,6 +147,12 @@ def require_pairs(prompts: Sequence[Prompt], where: str) -> None:
             f"{where} must name two images with every prompt, for objective.kind: dpo. {lacking.text!r} has none. Use "
             'votes, such as `diffrl vote` writes: {"prompt": ..., "winner": "a.png", "loser": "b.png"}.'
         )
+    files = {path for prompt in prompts if prompt.pair is not None for path in prompt.pair.files}
+    for path in sorted(files) if size is not None else ():
+        try:
+            require_ratio(source_size(path), size, quote(path))
+        except RewardError as error:
+            raise ConfigError(f"{where} names an image that cannot be used. {error}") from error
 
 
 def _is_media(value: Any) -> bool:

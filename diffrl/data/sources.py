@@ -155,6 +155,6 @@ def require_ratio(size: tuple[int, int], wanted: tuple[int, int], name: str) -> 
     ratio = (size[1] * wanted[0]) / (size[0] * wanted[1])
     if not 1 / (1 + TOLERANCE) <= ratio <= 1 + TOLERANCE:
         raise ConfigError(
-            "An image to edit must have the ratio of sides of model.width x model.height, to which it is scaled, "
+            "A given image must have the ratio of sides of model.width x model.height, to which it is scaled, "
             f"{wanted[1]} x {wanted[0]}. {name} has {size[1]} x {size[0]}. Crop it, or change the model's size."
         )

@@ -310,6 +310,11 @@ class ObjectiveSettings(Section):
         return next((loss.guidance for loss in self._of("samples")), None)
 
     @property
+    def idle_keys(self) -> Mapping[str, str]:
+        """Keys that do nothing beside others of the section, as dotted paths, and why."""
+        return {}
+
+    @property
     def clips(self) -> tuple[float, float] | None:
         """How far below and above 1 the ratio of a step counts; None without steps."""
         return next((loss.objective.clips for loss in self._of("steps")), None)

@@ -44,6 +44,11 @@ class DpoSettings(ObjectiveSettings):
     noise_range: NoiseRange = 1.0
     guidance: LossGuidance = 1.0
 
+    @property
+    def idle_keys(self) -> Mapping[str, str]:
+        """Of the control it is beta."""
+        return {"objective.beta": "loss: sft compares nothing"} if self.loss == "sft" else {}
+
     def losses(self, context: RunContext) -> list[LossSettings]:
         """Return one, of finished samples."""
         loss: Objective[Any] = SFT(context.seed, levels=self.levels, noise_range=self.noise_range)

@@ -32,7 +32,9 @@ def dry_train(preview: Preview) -> str:
         return f"{source} {NOT_HERE}"
     listed, notes = preview.train_list
     _require_sources(preview.config, listed, TRAIN)
-    return below(f"{len(listed):,} to train on{_images(listed, TRAIN)}", notes)
+    return below(
+        f"{len(listed):,} to train on{_images(listed, TRAIN)}", [*notes, *_unused_pairs(preview.config, listed)]
+    )
 
 
 def dry_held_out(preview: Preview) -> str:
@@ -60,7 +62,7 @@ def open_prompts(opening: Opening) -> None:
         here = preview.train_list if key == TRAIN else preview.eval_list
         listed, notes = here or read_prompts(source)
         opening.prompts[key] = listed if key == TRAIN else listed[: opening.config.eval.samples]
-        opening.listing += tuple(notes)
+        opening.listing += (*notes, *(_unused_pairs(opening.config, listed) if key == TRAIN else ()))
         if here is None:
             _require_sources(opening.config, opening.prompts[key], key)
 
@@ -107,7 +109,14 @@ def _require_sources(config: Config, prompts: Sequence[Prompt], key: str) -> Non
     size = None if m.height is None or m.width is None else (m.height, m.width)
     require_sources(prompts, key, m.family, m.facts.edits, size)
     if key == TRAIN and config.objective.trains_pairs:
-        require_pairs(prompts, key)
+        require_pairs(prompts, key, size if m.facts.media == "image" else None)
+
+
+def _unused_pairs(config: Config, prompts: Sequence[Prompt]) -> list[str]:
+    """Say that a list has pairs where they train nothing."""
+    pairs = 0 if config.objective.trains_pairs else sum(prompt.pair is not None for prompt in prompts)
+    kind = config.objective.kind
+    return [f"{pairs:,} prompts name a pair, which objective.kind: {kind} does not use; dpo does."] if pairs else []
 
 
 def _images(prompts: Sequence[Prompt], key: str) -> str:

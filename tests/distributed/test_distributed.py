@@ -30,6 +30,7 @@ from tests.training.harness import (
     summary_of,
     write_config,
 )
+from tests.training.test_pairs import votes
 
 ROOT = Path(__file__).parents[2]
 MANY = "tests/studies/many_runs.py"
@@ -133,6 +134,15 @@ def art_run(pipeline, directory):
     return data
 
 
+def paired_run(pipeline, directory):
+    """Given pairs, a prompt each; held-out ones are judged by both ranks together."""
+    data = idle_rank_run(pipeline, directory)
+    path = str(votes(directory / "votes"))
+    data["prompts"] |= {"train": path, "eval": path, "eval_on_train": True}
+    data["objective"] = {"kind": "dpo", "beta": 30.0, "levels": 3}
+    return {name: section for name, section in data.items() if name not in ("rollout", "rewards", "credit")}
+
+
 def recovering_run(pipeline, directory):
     """An alarm at the second evaluation; both ranks go back to the weights before training."""
     data = idle_rank_run(pipeline, directory)
@@ -185,6 +195,7 @@ FORESTS = {
     "nodes": nodes_run,
     "art": art_run,
     "grouped": group_run,
+    "paired": paired_run,
     "recovering": recovering_run,
     "networks": two_networks_run,
 }
@@ -206,7 +217,10 @@ def test_runs_of_two_processes_are_those_of_one(forests, name):
             assert row[key] == other[key], key
         made, expected = (r.get("evaluations/update", 0) + r.get("evaluations_skipped", 0) for r in (row, other))
         assert made == expected  # an idle rank evaluates one unit to join the others, which is then not skipped
-        for key in row.keys() & {"reward/mean", "update/loss", "update/grad_norm", "update/direction", "fidelity/tau"}:
+        for key in row.keys() & {
+            *("reward/mean", "update/loss", "update/grad_norm", "update/direction", "fidelity/tau"),
+            *("pairs/accuracy", "pairs/margin"),
+        }:
             cancels = name in ("tilt", "grouped", "networks") and key == "update/loss"
             # and a pixel that rounds otherwise is 1e-4 of an advantage
             assert row[key] == pytest.approx(other[key], rel=1e-3, abs=1e-5 if cancels else 1e-7), key

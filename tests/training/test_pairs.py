@@ -6,11 +6,13 @@ import pytest
 import torch
 
 import diffrl.training.update as update
+from diffrl.config.idle import unused_keys
 from diffrl.config.load import dump_config, load_config, make_config
 from diffrl.cost.meter import network_evaluations
 from diffrl.cost.plan import make_plan
 from diffrl.errors import ConfigError, SourceError
 from diffrl.models.families import FAMILIES
+from diffrl.preflight.check import check_config
 from diffrl.records import Prompt
 from diffrl.training.pairs import judge_pairs
 from reward_models.media import save_media
@@ -202,6 +204,7 @@ def test_an_image_that_is_gone_ends_the_run_before_anything_is_lost(random_sd3, 
     [
         ("rewards", [{"name": "sharpness"}]),
         ("rollout", {"steps": 5, "tree": {"roots": 3}, "stochastic": {"kind": "none"}}),
+        ("rollout", {"guidance_scale": 3.0}),
         ("credit", {"std": "batch"}),
     ],
 )
@@ -251,6 +254,23 @@ def test_pairs_train_every_family(family, random_pipelines, tmp_path):
 def test_a_list_without_pairs_is_refused(random_sd3, tmp_path):
     with pytest.raises(ConfigError, match="prompts.train must name two images with every prompt"):
         start(dpo(random_sd3, tmp_path, prompts={"train": "shapes:train", "eval": "shapes:tune"}))
+
+
+def test_pairs_that_another_objective_does_not_use_are_told(random_sd3, tmp_path):
+    path = str(votes(tmp_path / "votes"))
+    prompts = {"train": path, "eval": path, "eval_on_train": True, "per_iteration": 2}
+    (found,) = [
+        line
+        for line in check_config(make_config(settings(random_sd3, tmp_path, prompts=prompts)))
+        if "name a pair" in line
+    ]
+    assert "3 prompts name a pair, which objective.kind: grpo does not use; dpo does." in found
+
+
+def test_the_control_says_that_beta_does_nothing(random_sd3, tmp_path):
+    control, whole = (make_config(dpo(random_sd3, tmp_path, objective={"loss": loss})) for loss in ("sft", "sigmoid"))
+    assert unused_keys(whole) == ()
+    assert unused_keys(control) == ("Without effect: objective.beta; loss: sft compares nothing.",)
 
 
 def test_a_configuration_is_read_back_as_it_was_written(random_sd3, tmp_path):
