@@ -32,7 +32,7 @@ class ConfigError(DiffrlError):
 
 
 class SourceError(ConfigError):
-    """An image that a prompt asks to edit cannot be read, or not any more."""
+    """An image that a prompt asks to edit, or names in a pair, cannot be read, or not any more."""
 
 
 class NotHereError(ConfigError):

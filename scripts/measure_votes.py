@@ -57,6 +57,8 @@ def make_votes(world: str, voter: str, count: int, wrong: float, seed: int, fold
             rows.append({"prompt": shown[left].text, **shown[left].metadata, "winner": names[0], "loser": names[1]})
         if len(rows) == count:
             break
+    if len(rows) < count:
+        raise SystemExit(f"{world} has no more than {len(rows)} votes. Lower --votes.")
     listed = folder / "pairs.jsonl"
     listed.write_text("".join(json.dumps(row) + "\n" for row in rows), encoding="utf-8")
     return listed

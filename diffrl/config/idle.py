@@ -26,6 +26,11 @@ def unused_keys(config: Config) -> tuple[str, ...]:
         rate = written & {"objective.old_decay_rate"}
         reasons.append((rate, "with objective.old_decay_max: 0 the old policy is the newest"))
     reasons += [(written & {key}, why) for key, why in o.idle_keys.items()]
+    if o.trains_pairs:
+        keys = {*_given(config.track, "track"), *_given(config.guards, "guards")}
+        watched = {"guards.reward_hacking.diversity", "guards.reward_hacking.sharpness"}
+        unused = {key for key in keys if key in watched or key.startswith("track.trees")}
+        reasons.append((unused, f"with objective.kind: {o.kind} images are given, and none is drawn for training"))
     if config.guards.recover and config.run.evaluations == 2:
         why = "a run goes back after an evaluation before its last one, and run.eval_every asks for none"
         reasons.append(({"guards.recover"}, why))

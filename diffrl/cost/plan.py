@@ -252,16 +252,20 @@ def _held_out_calls(config: Config) -> int:
 
 
 def _pair_velocities(config: Config) -> int:
-    """Return velocities by which an evaluation judges its pairs: of policy and reference, of both images."""
+    """Return velocities by which an evaluation judges its pairs: of policy and reference, of both images.
+
+    Of a list that is on the hub all prompts are taken for pairs.
+    """
     if not config.objective.needs_reference or not config.objective.trains_pairs:
         return 0
-    pairs = sum(prompt.pair is not None for prompt in held_out_prompts(config))
+    listed = held_out_prompts(config)
+    pairs = sum(prompt.pair is not None for prompt in listed) if listed else config.eval.samples
     return 2 * 2 * config.objective.levels_per_sample * pairs
 
 
 def tree_notes(config: Config, evaluations: int) -> list[str]:
     """Say what keeping trees to look at takes beside the plan's sums."""
-    if config.track.trees is None:
+    if not config.tree_iterations:
         return []
     asked = f" asks the network for up to {evaluations:,} evaluations more and" if evaluations else ""
     return [

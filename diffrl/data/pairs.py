@@ -73,9 +73,7 @@ class PairReader:
             raise ConfigError(
                 f"The weight of a pair must be above 0 and at most {MOST_WEIGHT:g}. {where} has {weight:g}. Correct it."
             )
-        label = _number(record.get(LABELS[0], 1.0), LABELS[0], where)
-        if label not in (0.0, 0.5, 1.0):
-            raise ConfigError(f"label_0 of a pair must be 1, 0 or 0.5. {where} has {label:g}. Correct it.")
+        label = _label(record, where) if PICKAPIC[0] in record else 1.0
         if names == PICKAPIC and label == 0.0:
             winner, loser = loser, winner
         self._count(record, label)
@@ -130,7 +128,7 @@ class PairReader:
         return path
 
 
-def require_pairs(prompts: Sequence[Prompt], where: str, size: tuple[int, int] | None) -> None:
+def require_given_pairs(prompts: Sequence[Prompt], where: str, size: tuple[int, int] | None) -> None:
     """Refuse a list of prompts of which one comes without its pair, or with an image that would be distorted.
 
     Args:
@@ -157,6 +155,18 @@ def require_pairs(prompts: Sequence[Prompt], where: str, size: tuple[int, int] |
 
 def _is_media(value: Any) -> bool:
     return isinstance(value, str) and value.lower().endswith((*IMAGE_SUFFIXES, *VIDEO_SUFFIXES))
+
+
+def _label(record: Mapping[str, Any], where: str) -> float:
+    """Return 1 where the first image of Pick-a-Pic's columns was preferred, 0 where the second was, 0.5 of a tie."""
+    first, second = (None if record.get(name) is None else _number(record[name], name, where) for name in LABELS)
+    known = 1.0 - second if first is None and second is not None else first
+    if known not in (0.0, 0.5, 1.0) or second not in (None, 1.0 - known):
+        raise ConfigError(
+            "label_0 of a pair must be 1, 0 or 0.5, and label_1 what is left of 1. "
+            f"{where} has {show([first, second])}. Correct the row."
+        )
+    return known
 
 
 def _number(value: Any, name: str, where: str) -> float:

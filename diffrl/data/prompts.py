@@ -86,7 +86,10 @@ def read_prompts(source: str) -> PromptList:
     prompts = list(islice(listed, MOST_PROMPTS + 1))  # no more than it takes to see that they are too many
     made.require_most()
     if not prompts:
-        raise ConfigError(f"A prompt list must hold at least one prompt. Got none in {quote(source)}. {_none(part)}")
+        odd = " ".join(made.pairs.notes)
+        raise ConfigError(
+            f"A prompt list must hold at least one prompt. Got none in {quote(source)}. {odd or _none(part)}"
+        )
     if len(prompts) > MOST_PROMPTS:
         raise ConfigError(
             f"A prompt list must hold at most {MOST_PROMPTS:,} prompts. Got {len(prompts):,} or more in "
@@ -139,7 +142,7 @@ class _Made:
         first = list(islice(rows, LOOKED_AT))
         self._rows, self._path, self._folder = chain(first, rows), path, folder
         self.column = _column(table, [row.record for row in first], path, column)
-        self._pairs = PairReader(folder)
+        self.pairs = PairReader(folder)
         self._read, self._left_out = 0, 0
         self._examples: list[str] = []
 
@@ -152,7 +155,7 @@ class _Made:
             if record:
                 _require_short(len(json.dumps([texts, record], default=str)), row.where)
             if texts:
-                pair = self._pairs.take(record, texts[0], row.where)
+                pair = self.pairs.take(record, texts[0], row.where)
                 source = _take_source(record, row.where, self._folder, known)
                 prompt = make_prompt(texts[0], row.where, record, source, texts[1:] and texts)
                 if pair is not NEITHER:
@@ -167,7 +170,7 @@ class _Made:
         """What was left out, and which column was read where it has not the usual name."""
         column = [] if self.column == "prompt" else [f"The prompts of {self._path} are its column {self.column}."]
         left_out = [f"{self._words()} They are left out."] if self._left_out else []
-        return [*column, *left_out, *self._pairs.notes]
+        return [*column, *left_out, *self.pairs.notes]
 
     def require_most(self) -> None:
         """Refuse a table of which too many rows have no prompt.
@@ -222,7 +225,7 @@ def _none(part: Split | None) -> str:
 
 
 def parts(listed: Iterable[Prompt], part: Split, folder: Path = Path(), repeats: bool = True) -> Iterator[Prompt]:
-    """Yield the prompts of one part of a list, in its order, each once: the first of equal ones.
+    """Yield the prompts of one part of a list, in its order, each once: the first of equal ones; pairs all.
 
     The text alone decides which part it is in, as `normalised` has it, or the name of the image that it asks to edit,
     so that the parts have no text, or no image, in common whatever is repeated, added or spelled otherwise.
@@ -239,9 +242,9 @@ def parts(listed: Iterable[Prompt], part: Split, folder: Path = Path(), repeats:
         if prompt.source is not None:
             name = Path(os.path.relpath(prompt.source, folder)).as_posix()
         digest = int.from_bytes(hashlib.sha256(name.encode()).digest()[:8], "big") % HELD_OUT_ONE_OF
-        metadata = prompt.metadata if repeats else {}
-        beside = json.dumps([metadata, prompt.pair], sort_keys=True, default=str)
-        if SPLITS[digest + 1 if digest < 2 else 0] == part and (*prompt.key, beside) not in seen:
+        beside = json.dumps(prompt.metadata, sort_keys=True, default=str) if repeats else ""
+        known = prompt.pair is None and (*prompt.key, beside) in seen  # each pair is a vote
+        if SPLITS[digest + 1 if digest < 2 else 0] == part and not known:
             seen.add((*prompt.key, beside))
             yield prompt
 

@@ -13,10 +13,12 @@ from torch import Tensor, nn
 
 from diffrl.distributed.control import Control
 from diffrl.distributed.lockstep import Lockstep
-from diffrl.errors import ConfigError, GuardStop
+from diffrl.errors import ConfigError, GuardStop, SourceError
 from reward_models import RewardError
 
 T = TypeVar("T")
+SHARED: tuple[type[RewardError | GuardStop | SourceError], ...] = (RewardError, GuardStop, SourceError)
+"""What ends all ranks if it is raised on one."""
 
 LAUNCHERS = {
     "ACCELERATE_USE_FSDP": "FSDP",
@@ -101,22 +103,24 @@ class Ranks:
         Raises:
             RewardError: it was raised here, or on another rank, which is named.
             GuardStop: likewise.
+            SourceError: likewise.
         """
         if self.world == 1:
             return work()
-        raised: RewardError | GuardStop | None = None
+        raised: RewardError | GuardStop | SourceError | None = None
         value: list[T] = []
         try:
             value.append(work())
-        except (RewardError, GuardStop) as error:
+        except tuple(SHARED) as error:
             raised = error
-        error_here = None if raised is None else (isinstance(raised, GuardStop), str(raised))
+        error_here = None if raised is None else (type(raised).__name__, str(raised))
         everyone = self.gather_objects(error_here)
         if raised is not None:
             raise raised
         for rank, problem in enumerate(everyone):
             if problem is not None:
-                raise (GuardStop if problem[0] else RewardError)(f"On rank {rank}: {problem[1]}")
+                kind = next((kind for kind in SHARED if kind.__name__ == problem[0]), RewardError)
+                raise kind(f"On rank {rank}: {problem[1]}")
         return value[0]
 
     def average_gradients(self, parameters: Iterable[nn.Parameter]) -> None:

@@ -70,7 +70,7 @@ def model_spec(model: AlignedModel) -> dict[str, str]:
     """
     config = model.config
     base = Path(config.model.path).name
-    rewards = ", ".join(reward.key for reward in config.rewards)
+    rewards = ", ".join(reward.key for reward in config.rewards) or "given pairs"
     trained = f"{config.objective.kind} on {rewards}, {model.checkpoint.step} iterations of diffrl"
     return {
         "modelspec.sai_model_spec": "1.0.0",

@@ -47,11 +47,15 @@ def take_votes(request: GalleryRequest, out: Path, say: Callable[[str], None]) -
         raise ConfigError("Votes are taken by a live gallery. Got --export. Leave it out, or use diffrl gallery.")
     if not request.paths:
         raise ConfigError("A vote compares images: name a run, or two folders, such as diffrl vote a b. Got none.")
-    if out.is_dir() or not out.absolute().parent.is_dir():
-        raise ConfigError(f"--out takes a file in a folder that is there. Got {out}. Name another.")
+    if out.suffix != ".jsonl" or out.is_dir() or not out.absolute().parent.is_dir():
+        raise ConfigError(
+            f"--out takes a file that ends in .jsonl, in a folder that is there. Got {out}. Name another."
+        )
+    if out.resolve() == request.votes.resolve():
+        raise ConfigError(f"--out and --votes take two files: votes are kept as they were given. Got {out} for both.")
+    sources = find_sources(request.paths)
     show_gallery(request, say, "vote")
     votes = read_votes(request.votes).votes
-    sources = find_sources(request.paths)
     shown = [vote for vote in votes if all(source_of(sources, side) is not None for side in (vote.a, vote.b))]
     lines = jsonl(shown)
     left = f"{counted(len(shown) - lines.count(chr(10)), 'vote')} of a tie or of small copies left out"
@@ -62,7 +66,7 @@ def take_votes(request: GalleryRequest, out: Path, say: Callable[[str], None]) -
     with replacing(out) as temporary:
         temporary.write_text(lines, encoding="utf-8")
     say(f"{counted(lines.count(chr(10)), 'pair')} in {out} ({left}{others}).")
-    say(f"Next: diffrl train RECIPE objective.kind=dpo prompts.train={out}, such as configs/tiny-sd3/dpo.yaml.")
+    say(f"Next: diffrl train configs/FAMILY/dpo.yaml prompts.train={out}")
 
 
 def show_gallery(request: GalleryRequest, say: Callable[[str], None], page: str = "") -> None:

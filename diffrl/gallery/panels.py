@@ -75,6 +75,8 @@ KNOWN: Mapping[str, Sequence[tuple[str, str, str, str, str]]] = {
         ("velocity_gap", "Velocity gap", "velocity_gap", "mean square", "policy against the old policy"),
         ("matching_error", "Matching error", "matching_error", "mean square", "of noised samples"),
         ("group_weight", "Weight of a group", "group_weight", "", "DGPO: 1/2 at the start"),
+        ("pair_accuracy", "Pairs told apart", "pair_accuracy", "share", "DPO: before each update; 1/2 at the start"),
+        ("pair_margin", "Margin of a pair", "pair_margin", "", "DPO's logit: winner above loser, against the start"),
         (
             "implicit_reward",
             "Implied reward",
@@ -142,7 +144,7 @@ AXIS_COLUMNS = ("iteration", "cost/evaluations", "cost/seconds")
 
 def is_evaluated(column: str) -> bool:
     """Return whether a metric is written at evaluations only; its absence between them is no gap."""
-    return column.startswith(("held_out/", "sentinel/change/")) or column == "sentinel/alarms"
+    return column.startswith(("held_out/", "pairs/", "sentinel/change/")) or column == "sentinel/alarms"
 
 
 def panels_of(columns: Iterable[str], runs: int = 1) -> list[Panel]:
@@ -155,6 +157,9 @@ def panels_of(columns: Iterable[str], runs: int = 1) -> list[Panel]:
     every = list(columns)
     left = [column for column in every if column not in AXIS_COLUMNS and not column.startswith(INTERVALS)]
     panels = [_with_interval(panel, every) for panel in _rewards(left, "held_out/", HELD_OUT, ALWAYS)]
+    if "pairs/accuracy" in left:
+        what = ("pairs/accuracy",), "share", "given pairs whose winner the policy prefers more than the start; 1/2 then"
+        panels.append(Panel("pairs", HELD_OUT, "Held-out pairs told apart", *what))
     if "reward/mean" in left:
         band = "reward/std" if "reward/std" in left else None
         what = ("reward/mean",), "weighted reward", "mean and standard deviation of the batch"

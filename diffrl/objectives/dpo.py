@@ -46,7 +46,7 @@ class DpoSettings(ObjectiveSettings):
 
     @property
     def idle_keys(self) -> Mapping[str, str]:
-        """Of the control it is beta."""
+        """Name beta, of the control."""
         return {"objective.beta": "loss: sft compares nothing"} if self.loss == "sft" else {}
 
     def losses(self, context: RunContext) -> list[LossSettings]:

@@ -1,4 +1,4 @@
-"""Finished samples, noised again: what the objectives of the forward process (nft, awm, dgpo, crd) have in common."""
+"""Finished samples, noised again: what objectives of the forward process (nft, awm, dgpo, crd, dpo) share."""
 
 from __future__ import annotations
 

@@ -24,6 +24,7 @@ from diffrl.rollout.select import own_selection
 from diffrl.rollout.tree import plan_forest
 from diffrl.run.start_weights import begins_elsewhere, check_start
 from diffrl.training.optim import make_optimizer
+from diffrl.training.pairs import read_pairs
 from diffrl.training.policy import Policy
 from diffrl.training.prompt_report import add_encoders
 from diffrl.training.scorers import require_sources
@@ -112,6 +113,8 @@ def open_model(opening: Opening) -> None:
     world = ranks.world
     adapter = open_adapter(config, ranks.device)
     require_sources(config.model.family, adapter, opening.prompts)
+    if config.objective.trains_pairs and not preview.resumes:
+        read_pairs(adapter, opening.prompts)
     report, (encoders, complete) = opening.report, preview.encoder_report
     if complete:
         report = report.joined(encoders)

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 from diffrl.bundled import pipeline_folder
 from diffrl.config import Config
-from diffrl.data.pairs import require_pairs
+from diffrl.data.pairs import require_given_pairs
 from diffrl.data.prompts import read_prompts
 from diffrl.data.sources import read_sources, require_sources
 from diffrl.errors import ConfigError
@@ -109,7 +109,7 @@ def _require_sources(config: Config, prompts: Sequence[Prompt], key: str) -> Non
     size = None if m.height is None or m.width is None else (m.height, m.width)
     require_sources(prompts, key, m.family, m.facts.edits, size)
     if key == TRAIN and config.objective.trains_pairs:
-        require_pairs(prompts, key, size if m.facts.media == "image" else None)
+        require_given_pairs(prompts, key, size if m.facts.media == "image" else None)
 
 
 def _unused_pairs(config: Config, prompts: Sequence[Prompt]) -> list[str]:

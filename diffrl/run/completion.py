@@ -27,7 +27,14 @@ from diffrl.run.journal import Journal, random_group
 from diffrl.run.recovery import restore_weights
 from diffrl.run.results import Run
 from diffrl.run.status import describe_kept, resume_command
-from diffrl.run.summary import held_out_change, print_summary, unplanned_evaluations, write_before_after, write_curve
+from diffrl.run.summary import (
+    held_out_change,
+    print_summary,
+    shown,
+    unplanned_evaluations,
+    write_before_after,
+    write_curve,
+)
 from diffrl.terminal.exits import broken_peer, forbid_sys_exit, peer_gone
 from diffrl.terminal.progress import Progress
 from diffrl.terminal.signals import Ended, ImmediateStop, Interruption, StopSignal
@@ -91,7 +98,8 @@ def run_to_completion(
             restore(trainer, checkpoint)
             if main:
                 rows = read_metrics(run_dir / "metrics.jsonl")
-                progress.resume(trainer.iteration, [r["reward/mean"] for r in rows if r.get("reward/mean") is not None])
+                known = [value for row in rows if (value := shown(row)[1]) is not None]
+                progress.resume(trainer.iteration, known)
         try:
             with forbid_sys_exit():
                 hooks.start(opened)

@@ -134,7 +134,7 @@ class TrainingRun:
             row |= self._answer(row)
         self.journal.metrics(row)
         name, value = shown(metrics)
-        self.progress.iteration(done.number, value, wall, name)
+        self.progress.iteration(done.number, math.nan if value is None else value, wall, name)
         self.callbacks.iteration(done.number, row)
         if self.config.run.evaluates_after(done.number):
             self.callbacks.evaluation(done.number, self._scores(row))

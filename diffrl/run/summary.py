@@ -39,10 +39,14 @@ def short_name(reward: str) -> str:
     return SHORT_NAMES.get(reward, reward)
 
 
-def shown(metrics: Mapping[str, Any]) -> tuple[str, float]:
-    """Return what tells how an iteration went, and its name: the reward, or where images are given what they teach."""
+def shown(metrics: Mapping[str, Any]) -> tuple[str, float | None]:
+    """Return what tells how an iteration went, and its name: the reward, or where images are given what they teach.
+
+    Args:
+        metrics: a row of an iteration; of others the number is None.
+    """
     names = {"reward/mean": "reward", "update/pair_accuracy": "pairs right", "update/loss": "loss"}
-    return next((name, float(metrics[key])) for key, name in names.items() if key in metrics)
+    return next(((name, metrics[key]) for key, name in names.items() if key in metrics), ("reward", None))
 
 
 def held_out_change(rows: Sequence[Mapping[str, Any]], rewards: Sequence[str]) -> dict[str, float | None]:

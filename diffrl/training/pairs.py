@@ -8,7 +8,7 @@ from dataclasses import replace
 import torch
 from torch import Tensor
 
-from diffrl.data.sources import require_ratio
+from diffrl.data.sources import MOST_READ, require_ratio
 from diffrl.errors import ConfigError, SourceError
 from diffrl.models.adapter import Conditioning
 from diffrl.models.pipeline import PipelineAdapter, keep_on_device
@@ -16,14 +16,12 @@ from diffrl.objectives.dpo import DPO, accuracy
 from diffrl.records import Credit, Edges, Prompt, PromptBatch, RewardTable, Rollout, Samples
 from diffrl.rollout.denoise import velocity_of
 from diffrl.rollout.tree import plan_forest
+from diffrl.sections import MOST_ITERATIONS
 from diffrl.training.session import Session
 from diffrl.training.update import reference_of
 from reward_models.common.errors import RewardError
 from reward_models.common.messages import quote
 from reward_models.media import from_pil, open_media, to_pil
-
-STREAM = 2**31 - 1
-"""Iteration that stands for held-out pairs in the address of their noise: training has none of that number."""
 
 
 def given_samples(session: Session, batch: PromptBatch) -> Samples:
@@ -105,13 +103,35 @@ def read_media(path: str, adapter: PipelineAdapter) -> Tensor:
     return torch.stack(scaled) if moves else scaled[0]
 
 
+def read_pairs(adapter: object, lists: Mapping[str, Sequence[Prompt]]) -> None:
+    """Read files of pairs as training will, to see that it can; of more than `MOST_READ` of a list evenly spaced ones.
+
+    Args:
+        adapter: whose size they must have.
+        lists: prompts by their place in the configuration; those without a pair are left out.
+
+    Raises:
+        ConfigError: names the first that cannot be used.
+    """
+    assert isinstance(adapter, PipelineAdapter)
+    for where, prompts in lists.items():
+        paths = list(dict.fromkeys(path for prompt in prompts if prompt.pair is not None for path in prompt.pair.files))
+        step = max(1, -(-len(paths) // MOST_READ))
+        for path in paths[::step]:
+            try:
+                read_media(path, adapter)
+            except SourceError as error:
+                raise ConfigError(f"{where}: {error}") from error
+
+
 def judge_pairs(
     session: Session, prompts: Sequence[Prompt], conditioning: Conditioning, micro_batch: int
 ) -> Mapping[str, float]:
     """Return how held-out pairs stand under the weights as they are: {} where the list has none, or nothing compares.
 
-    Noise and noise levels are the same every time. `accuracy` is the share of pairs whose winner the policy, more
-    than the reference, prefers by the mean of its margins; a tie, as before any update, counts half.
+    Noise and noise levels are the same every time, those of an iteration that training does not reach. `accuracy` is
+    the share of pairs whose winner the policy, more than the reference, prefers by the mean of its margins; a tie, as
+    before any update, counts half.
 
     Args:
         session: the run.
@@ -126,9 +146,9 @@ def judge_pairs(
     mine = rows[len(rows) * ranks.rank // ranks.world : len(rows) * (ranks.rank + 1) // ranks.world]
     sums = torch.zeros(2, dtype=torch.float64)
     objective = replace(loss.objective, seed=session.config.eval.seed)
-    for row in mine:
-        batch = PromptBatch([prompts[row]], [row], STREAM)
-        samples = given_samples(session, batch)
+    batches = [PromptBatch([prompts[row]], [row], MOST_ITERATIONS) for row in mine]
+    pairs = ranks.raise_on_all_ranks(lambda: [given_samples(session, batch) for batch in batches])
+    for row, samples in zip(mine, pairs, strict=True):
         here = {name: tensor[row : row + 1] for name, tensor in conditioning.items()}
         predict = velocity_of(session.adapter, here, loss.guidance)
         with torch.no_grad():

@@ -40,6 +40,7 @@ A, B, C = image("a"), image("b"), image("c")
         ({"chosen": B, "rejected": A}, (B, A, 1.0)),
         ({"jpg_0": A, "jpg_1": B, "label_0": 1, "label_1": 0}, (A, B, 1.0)),
         ({"jpg_0": A, "jpg_1": B, "label_0": 0.0, "label_1": 1.0}, (B, A, 1.0)),
+        ({"jpg_0": A, "jpg_1": B, "label_1": 1}, (B, A, 1.0)),
         ({"chosen": B, "rejected": A, "caption": "a cat", "jpg_0": A, "jpg_1": B, "label_0": 0}, (B, A, 1.0)),
     ],
 )
@@ -80,6 +81,9 @@ def test_what_is_odd_about_votes_is_said_and_what_prefers_nothing_is_left_out(fo
         ({"winner": A, "loser": B, "weight": "much"}, "weight of a pair must be a number"),
         ({"winner": A, "loser": B, "weight": float("nan")}, "weight of a pair must be a number"),
         ({"jpg_0": A, "jpg_1": B, "label_0": 0.7}, "label_0 of a pair must be 1, 0 or 0.5"),
+        ({"jpg_0": A, "jpg_1": B}, "label_0 of a pair must be 1, 0 or 0.5"),
+        ({"jpg_0": A, "jpg_1": B, "label_0": 1, "label_1": 1}, "and label_1 what is left of 1"),
+        ({"jpg_0": A, "jpg_1": B, "label_0": 0.5}, "1 pairs are ties, which prefer nothing"),
     ],
 )
 def test_a_broken_pair_is_one_sentence(folder, row, words):
@@ -95,7 +99,8 @@ def test_a_file_that_is_no_image_is_told(folder):
 
 
 def test_parts_keep_every_pair_of_a_prompt_and_share_none(folder):
-    rows = [{"prompt": f"cat {i}", "winner": w, "loser": x} for i in range(200) for w, x in ((A, B), (C, A))]
+    """Also one that is there twice: it is two votes."""
+    rows = [{"prompt": f"cat {i}", "winner": A, "loser": x} for i in range(200) for x in (B, B)]
     path = listed(folder, *rows)
     parts = {name: load_prompts(f"{path}@{name}") for name in ("train", "tune", "report")}
     assert sum(map(len, parts.values())) == 400 and all(len(part) > 1 for part in parts.values())

@@ -102,5 +102,11 @@ def test_a_vote_needs_something_to_compare_and_a_place(tmp_path, monkeypatch):
         take(tmp_path, monkeypatch)
     with pytest.raises(ConfigError, match="Votes are taken by a live gallery"):
         take(tmp_path, monkeypatch, tmp_path, export=tmp_path / "site")
-    with pytest.raises(ConfigError, match="--out takes a file"):
-        take_votes(GalleryRequest([tmp_path]), tmp_path, print)
+    for out, words in (
+        (tmp_path, "--out takes a file that ends in .jsonl"),
+        (tmp_path / "pairs.txt", "--out takes a file that ends in .jsonl"),
+        (tmp_path / "none" / "pairs.jsonl", "in a folder that is there"),
+        (tmp_path / "votes.jsonl", "--out and --votes take two files"),
+    ):
+        with pytest.raises(ConfigError, match=words):
+            take_votes(GalleryRequest([tmp_path], votes=tmp_path / "votes.jsonl"), out, print)

@@ -133,6 +133,11 @@ def measure_fidelity(config: Config, request: FidelityRequest) -> Fidelity:
     Raises:
         ConfigError: the request does not fit the configuration or this machine; all problems are listed.
     """
+    if config.objective.trains_pairs:
+        raise ConfigError(
+            "diffrl fidelity compares how pools are ranked. "
+            f"Got objective.kind: {config.objective.kind}, which draws and ranks nothing. Name another recipe."
+        )
     seed = config.run.seed if request.seed is None else request.seed
     source = config.prompts.held_out if request.held_out else config.prompts.train
     prompts, device = load_prompts(source), choose_device(config.model.device)
