@@ -337,6 +337,21 @@ def test_a_process_whose_other_one_was_killed_says_so(random_sd3, tmp_path):
     assert "Failed: DiffrlError: Another process" in (tmp_path / "run/log.txt").read_text()
 
 
+@pytest.mark.slow
+def test_an_image_that_one_rank_has_lost_ends_both_in_its_sentence(random_sd3, tmp_path):
+    """It goes after the first evaluation; three prompts in two iterations need each of the pairs."""
+    data = paired_run(random_sd3, tmp_path)
+    path = tmp_path / "votes" / "1-loser.webp"
+    data["eval"] = {"rewards": [{"name": "tests.training.scorers:Deletes", "options": {"path": str(path)}}]} | {
+        "samples": 2, "steps": 1,
+    }  # fmt: skip
+    data["prompts"] |= {"eval": "shapes:tune", "eval_on_train": False}
+    done = launch(write_config(data, tmp_path / "config.yaml"))
+    assert done.returncode != 0 and "1-loser.webp" in done.stderr
+    log = (tmp_path / "run/log.txt").read_text()
+    assert "An image of a pair cannot be used" in log and "Another process" not in log
+
+
 def sleeping(pipeline, directory, seconds, timeout, **train):
     """One iteration, in which the second rank's reward sleeps."""
     reward = {"name": "tests.training.scorers:SleepsOnTheSecondRank", "options": {"seconds": seconds}}
