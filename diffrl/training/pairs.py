@@ -111,9 +111,14 @@ def read_pairs(adapter: object, lists: Mapping[str, Sequence[Prompt]]) -> None:
         lists: prompts by their place in the configuration; those without a pair are left out.
 
     Raises:
-        ConfigError: names the first that cannot be used.
+        ConfigError: names the first that cannot be used; or the adapter, one of the user's own, encodes no images.
     """
-    assert isinstance(adapter, PipelineAdapter)
+    if not isinstance(adapter, PipelineAdapter):
+        raise ConfigError(
+            "objective.kind: dpo encodes images, which an adapter of your own has no method for. "
+            f"Got {type(adapter).__name__}. Derive it from diffrl.models.pipeline.PipelineAdapter, or choose another "
+            "objective."
+        )
     for where, prompts in lists.items():
         paths = list(dict.fromkeys(path for prompt in prompts if prompt.pair is not None for path in prompt.pair.files))
         step = max(1, -(-len(paths) // MOST_READ))

@@ -16,7 +16,7 @@ from diffrl.preflight.check import check_config
 from diffrl.records import Prompt
 from diffrl.studies.fidelity.study import measure_fidelity
 from diffrl.studies.requests import FidelityRequest
-from diffrl.training.pairs import judge_pairs
+from diffrl.training.pairs import judge_pairs, read_pairs
 from reward_models.media import save_media
 from tests.edits import image as noise_image
 from tests.tiers import daily
@@ -200,6 +200,11 @@ def test_every_pair_is_read_before_a_run(random_sd3, tmp_path):
     save_media(torch.zeros(3, 32, 48, dtype=torch.uint8), path)
     with pytest.raises(ConfigError, match="must have the ratio of sides"):
         make_trainer(data)
+
+
+def test_an_adapter_that_encodes_no_images_is_refused():
+    with pytest.raises(ConfigError, match="an adapter of your own has no method for. Got object"):
+        read_pairs(object(), {})
 
 
 def test_a_study_of_pools_is_refused(random_sd3, tmp_path):
