@@ -82,7 +82,12 @@ def chosen_of(family, preset):
     return tuple(trained), set(judges)
 
 
-ALL = [(family, path.stem) for family in FAMILIES for path in sorted((ROOT / "configs" / family).glob("*.yaml"))]
+ALL = [
+    (family, path.stem)
+    for family in FAMILIES
+    for path in sorted((ROOT / "configs" / family).glob("*.yaml"))
+    if path.stem != "dpo"  # which scores nothing in training
+]
 
 
 def some_of_each():
