@@ -1,5 +1,6 @@
 """What a machine offers, and the one rule by which train, check and plan say whether a run fits."""
 
+import math
 import resource
 import sys
 from dataclasses import replace
@@ -52,7 +53,8 @@ def test_a_card_that_nobody_else_uses_offers_all_of_it(monkeypatch):
 def test_train_check_and_plan_agree(recipe, monkeypatch):
     """On a card that nobody else uses, and whatever the card."""
     config = load_config(ROOT / recipe)
-    plan = make_plan(config, config.prompts.per_iteration)
+    prompts, held_out = config.prompts.per_iteration, config.eval.samples  # each process needs one of both
+    plan = make_plan(config, prompts if prompts <= held_out else math.gcd(prompts, held_out))
     monkeypatch.setattr(preview_module, "make_plan", lambda *given: plan)
     monkeypatch.setattr(process_memory, "available_host_bytes", lambda: 10**15)
     for name, gpu in GPUS.items():

@@ -20,9 +20,12 @@ from diffrl.training.pairs import judge_pairs, read_pairs
 from reward_models.media import save_media
 from tests.edits import image as noise_image
 from tests.tiers import daily
+from tests.tolerances import NETWORK
 from tests.training.harness import distance, flat, go_on, make_trainer, rows_of, settings, start, summary_of, weights_of
 
 PROMPTS = ("a red circle", "a blue square", "a green triangle")
+TIED = 2 * 30.0 * NETWORK
+"""A margin of equal weights: beta, and errors of both images of the order of 1, where a copy rounds otherwise."""
 LORA = {"rank": 3, "alpha": 5, "targets": ["to_q", "to_v"]}
 
 
@@ -106,7 +109,8 @@ def test_the_gradient_is_that_of_the_definition(random_sd3, tmp_path, monkeypatc
     for found, expected, loss, wanted, _ in seen:
         assert distance(found, expected) < 1e-4 and float(expected.norm()) > 0
         assert loss == pytest.approx(wanted, rel=1e-4)
-    assert not seen[0][4].any() and all(bool(margin.any()) for *_, margin in seen[1:])
+    assert float(seen[0][4].abs().max()) < TIED
+    assert all(float(margin.abs().max()) > TIED for *_, margin in seen[1:])
 
 
 def test_the_control_matches_the_winners_alone(random_sd3, tmp_path, monkeypatch):
@@ -151,7 +155,7 @@ def test_held_out_pairs_are_tied_before_training_and_told_apart_after_it(random_
     data = dpo(random_sd3, tmp_path, run={"iterations": 12}, train={"updates_per_iteration": 1})
     run_dir, _ = start(data)
     first, *_, last = rows_of(run_dir)
-    assert (first["pairs/accuracy"], first["pairs/margin"]) == (0.5, 0.0)
+    assert abs(first["pairs/margin"]) < TIED and (first["pairs/margin"] or first["pairs/accuracy"] == 0.5)
     assert last["pairs/accuracy"] == 1.0 and last["pairs/margin"] > 0.1
     assert last["update/loss"] < 0.6 < rows_of(run_dir)[1]["update/loss"]
 
