@@ -111,7 +111,7 @@ class Ranks:
         value: list[T] = []
         try:
             value.append(work())
-        except tuple(SHARED) as error:
+        except SHARED as error:
             raised = error
         error_here = None if raised is None else (type(raised).__name__, str(raised))
         everyone = self.gather_objects(error_here)

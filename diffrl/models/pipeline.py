@@ -17,6 +17,7 @@ from diffrl.errors import ConfigError
 from diffrl.models.adapter import Conditioning, DrawNoise, EditingAdapter, device_of
 from diffrl.models.family import Family
 from diffrl.models.files import read_object
+from diffrl.models.latent_units import scaled, unscaled
 from diffrl.models.schedulers import flow_sigmas
 from reward_models.common.messages import show
 
@@ -345,29 +346,6 @@ class PipelineAdapter(ABC):
 def keep_on_device(adapter: Any, prefix: str) -> AbstractContextManager[Any]:
     """Keep offloaded components of these names on the device until the block ends; other adapters have none."""
     return adapter.on_device(prefix) if isinstance(adapter, PipelineAdapter) else nullcontext()
-
-
-def unscaled(latents: Tensor, config: Any) -> Tensor:
-    """Return latents in a decoder's units, in float32: by channel if its config says so, else by one scale, if any.
-
-    Args:
-        latents: (B, C, ...) as the network draws them.
-        config: the decoder's.
-    """
-    if config.get("latents_mean") is not None:
-        shape = (1, -1) + (1,) * (latents.ndim - 2)
-        mean, std = (latents.new_tensor(config[name]).view(shape) for name in ("latents_mean", "latents_std"))
-        return latents * std + mean
-    return latents / (config.get("scaling_factor") or 1.0) + (config.get("shift_factor") or 0.0)
-
-
-def scaled(latents: Tensor, config: Any) -> Tensor:
-    """Return latents of an encoder as the network draws them, the inverse of `unscaled`."""
-    if config.get("latents_mean") is not None:
-        shape = (1, -1) + (1,) * (latents.ndim - 2)
-        mean, std = (latents.new_tensor(config[name]).view(shape) for name in ("latents_mean", "latents_std"))
-        return (latents - mean) / std
-    return (latents - (config.get("shift_factor") or 0.0)) * (config.get("scaling_factor") or 1.0)
 
 
 def require_multiple(height: int, width: int, multiple: int) -> None:
