@@ -58,14 +58,15 @@ def take_votes(request: GalleryRequest, out: Path, say: Callable[[str], None]) -
     votes = read_votes(request.votes).votes
     shown = [vote for vote in votes if all(source_of(sources, side) is not None for side in (vote.a, vote.b))]
     lines = jsonl(shown)
-    left = f"{counted(len(shown) - lines.count(chr(10)), 'vote')} of a tie or of small copies left out"
+    pairs = lines.count("\n")
+    left = f"{counted(len(shown) - pairs, 'vote')} of a tie or of small copies left out"
     others = f"; {counted(len(votes) - len(shown), 'vote')} on other images in {request.votes}"
     if not lines:
         say(f"No vote prefers one of two exact images, so {out} is not written ({left}{others}).")
         return
     with replacing(out) as temporary:
         temporary.write_text(lines, encoding="utf-8")
-    say(f"{counted(lines.count(chr(10)), 'pair')} in {out} ({left}{others}).")
+    say(f"{counted(pairs, 'pair')} in {out} ({left}{others}).")
     say(f"Next: diffrl train configs/FAMILY/dpo.yaml prompts.train={out}")
 
 
