@@ -226,6 +226,7 @@ def main() -> None:
             f"{file.relative_to(ROOT)}: {'differs from what configs/src/ and the planner say' if check else 'written'}"
         )
         if not check:
+            file.parent.mkdir(exist_ok=True)
             file.write_text(expected, encoding="utf-8")
     sys.exit(1 if check and stale else 0)
 

@@ -12,6 +12,7 @@ from diffrl.errors import ConfigError
 from diffrl.models.files import read_object
 from diffrl.models.weights import (
     loading_comparison,
+    names_part,
     network_class,
     part_variant,
     require_weights,
@@ -49,7 +50,7 @@ def load_networks(
     index = read_object(folder / "model_index.json")
     networks = {}
     for name in inspect.signature(pipeline.__init__).parameters:
-        if isinstance(named := index.get(name), list) and (made := network_class(*named)) is not None:
+        if names_part(named := index.get(name)) and (made := network_class(*named)) is not None:
             networks[name] = _load(folder / name, made, (dtypes or {}).get(name, dtype), variant)
     return networks
 

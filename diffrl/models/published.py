@@ -73,11 +73,17 @@ class Pipeline:
         for name, parameter in list(inspect.signature(made.__init__).parameters.items())[1:]:
             if name in parts:
                 chosen[name] = parts[name]
-            elif isinstance(self.options.get(name), (bool, int, float, str)):
+            elif _is_plain(self.options.get(name)):
                 chosen[name] = self.options[name]
             elif parameter.default is parameter.empty:
                 chosen[name] = None
         return made(**chosen)
+
+
+def _is_plain(option: Any) -> bool:
+    """Return whether an option of a pipeline is a value, not the name of a part: those are two texts."""
+    numbers = isinstance(option, list) and all(isinstance(one, (int, float)) for one in option)
+    return numbers or isinstance(option, (bool, int, float, str))
 
 
 def hub_facts(name: str) -> Values | None:

@@ -244,6 +244,29 @@ def _qwen_vl_text(vocabulary: int, layers: int, width: int) -> dict[str, Any]:
     }
 
 
+def build_qwen3_vl(vocabulary: int, layers: int = 2, width: int = 32, **tokens: int) -> Any:
+    """Build a Qwen3-VL, (B, L) tokens to (B, L, width); its tower for images may be idle.
+
+    Args:
+        vocabulary: tokens.
+        layers: of the language model.
+        width: of the language model.
+        **tokens: `image_token_id` and the like, where it is to see pictures.
+    """
+    from transformers import Qwen3VLConfig, Qwen3VLForConditionalGeneration
+
+    text = {**_qwen_vl_text(vocabulary, layers, width), "head_dim": width // 2}
+    vision = {
+        "depth": 1,
+        "hidden_size": 16,
+        "intermediate_size": 16,
+        "num_heads": 2,
+        "out_hidden_size": width,
+        "deepstack_visual_indexes": [0],
+    }
+    return Qwen3VLForConditionalGeneration(Qwen3VLConfig(text_config=text, vision_config=vision, **tokens))
+
+
 def build_qwen3(vocabulary: int, layers: int = 2, width: int = 32) -> nn.Module:
     """Return a Qwen3 language model, (B, L) tokens to (B, L, width)."""
     from transformers import Qwen3Config, Qwen3ForCausalLM
@@ -259,6 +282,22 @@ def build_qwen3(vocabulary: int, layers: int = 2, width: int = 32) -> nn.Module:
             head_dim=width // 2,
             max_position_embeddings=1024,
         )
+    )
+    return model
+
+
+def build_qwen_vae() -> nn.Module:
+    """Return Qwen-Image's autoencoder for one frame of 32 x 32 x 3 to 8 x 8 x 4 latents."""
+    from diffusers import AutoencoderKLQwenImage
+
+    model: nn.Module = AutoencoderKLQwenImage(
+        base_dim=8,
+        z_dim=4,
+        dim_mult=[1, 2, 2],
+        num_res_blocks=1,
+        temperal_downsample=[False, True],
+        latents_mean=[-0.7571, 0.1075, 0.4134, -0.2921],
+        latents_std=[2.8184, 1.4541, 2.3275, 1.916],
     )
     return model
 

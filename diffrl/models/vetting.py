@@ -11,7 +11,7 @@ from diffrl.bundled import comes_with_diffrl
 from diffrl.errors import ConfigError
 from diffrl.models.architecture import component_shapes
 from diffrl.models.files import read_object, require_whole
-from diffrl.models.weights import compare_weights, network_class, part_variant, require_weights
+from diffrl.models.weights import compare_weights, names_part, network_class, part_variant, require_weights
 from reward_models.common.messages import quote, show
 from reward_models.common.reading import Unreadable, require_file
 
@@ -49,7 +49,7 @@ def vet_pipeline(folder: Path, variant: str | None = None) -> None:
     """
     parts = sorted(path for path in folder.iterdir() if path.is_dir())
     index = read_object(folder / "model_index.json", missing={})
-    missing = [name for name, part in index.items() if _is_part(part) and not (folder / name).is_dir()]
+    missing = [name for name, part in index.items() if names_part(part) and not (folder / name).is_dir()]
     if missing:
         raise ConfigError(
             f"{folder} must have a folder for each part that its model_index.json names. Got none for "
@@ -77,7 +77,7 @@ def vet_pipeline(folder: Path, variant: str | None = None) -> None:
                     f"of {table[0]}. Got {show(positions)}. Save the pipeline again, or fetch it again."
                 )
     for part in parts:  # last: the numbers that they are made by are within bounds
-        if WITH_WEIGHTS.fullmatch(part.name) and _is_part(index.get(part.name)):
+        if WITH_WEIGHTS.fullmatch(part.name) and names_part(index.get(part.name)):
             _vet_weights(part, *index[part.name], variant)
 
 
@@ -88,11 +88,6 @@ def _vet_weights(part: Path, library: str, class_name: str, variant: str | None)
             f"hold all of it. Got {quote(f'{library}.{class_name}')}. Update both packages, or take another pipeline."
         )
     require_weights(part, class_name, compare_weights(part, library, class_name, variant=variant))
-
-
-def _is_part(value: Any) -> bool:
-    """Return whether an entry of model_index.json names a part: library and class, both null for one left out."""
-    return isinstance(value, list) and len(value) == 2 and all(isinstance(name, str) for name in value)
 
 
 def _vet_files(part: Path) -> None:

@@ -80,7 +80,7 @@ def require_weights(part: Path, class_name: str, weights: Comparison) -> None:
 def weight_notes(folder: Path, variant: str | None = None) -> list[str]:
     """Say which weights of a vetted pipeline's folder no layer takes, and which parts only loading compares."""
     index = read_object(folder / "model_index.json", missing={})
-    parts = {name: value for name, value in index.items() if isinstance(value, list) and (folder / name).is_dir()}
+    parts = {name: value for name, value in index.items() if names_part(value) and (folder / name).is_dir()}
     notes = []
     for name, value in parts.items():
         weights = compare_weights(folder / name, *value, variant=variant)
@@ -173,6 +173,11 @@ def _indexed(index: Path) -> list[Path]:
             f"{index} names tensors that {placed[lacking[0]]} does not hold: {_first(lacking)}. Fetch both files again."
         )
     return files
+
+
+def names_part(value: Any) -> bool:
+    """Return whether an entry of model_index.json names a part: library and class, both null for one left out."""
+    return isinstance(value, list) and len(value) == 2 and all(isinstance(name, str) for name in value)
 
 
 def network_class(library: str | None, name: str | None) -> Any:

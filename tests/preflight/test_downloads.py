@@ -52,7 +52,7 @@ LISTED = {
 GATED = {
     "black-forest-labs/FLUX.1-dev", "black-forest-labs/FLUX.1-Kontext-dev",
     "black-forest-labs/FLUX.2-klein-base-9B", "stabilityai/stable-diffusion-3-medium-diffusers",
-    "stabilityai/stable-diffusion-3.5-medium", "stabilityai/stable-diffusion-3.5-large",
+    "stabilityai/stable-diffusion-3.5-medium", "stabilityai/stable-diffusion-3.5-large", "krea/Krea-2-Raw",
 }  # fmt: skip
 RECIPES = [recipe.path for recipe in recipes()]
 

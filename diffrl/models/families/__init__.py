@@ -13,6 +13,7 @@ from diffrl.models.families import (
     flux2_klein,
     flux_kontext,
     hunyuan_video,
+    krea2,
     qwen_image,
     qwen_image_edit,
     sana,
@@ -27,7 +28,20 @@ from reward_models.common.messages import LONGEST_NAME, cut, show
 
 __all__ = ["FAMILIES", "FILES", "Family", "find_family", "require_pipeline"]
 
-FILES = (sd3, flux, sana, wan, qwen_image, z_image, flux2_klein, flux_kontext, qwen_image_edit, wan_i2v, hunyuan_video)
+FILES = (
+    sd3,
+    flux,
+    sana,
+    wan,
+    qwen_image,
+    z_image,
+    flux2_klein,
+    krea2,
+    flux_kontext,
+    qwen_image_edit,
+    wan_i2v,
+    hunyuan_video,
+)
 """A new family is one file and its name here; docs/add-a-model.md."""
 
 FAMILIES: Mapping[str, Family] = {file.FAMILY.name: file.FAMILY for file in FILES}

@@ -131,7 +131,6 @@ def build_tiny(words: Sequence[str], zero_cond_t: bool = False) -> Any:
         zero_cond_t: whether the network modulates the tokens of further images by the timestep 0.
     """
     from diffusers import (
-        AutoencoderKLQwenImage,
         FlowMatchEulerDiscreteScheduler,
         QwenImagePipeline,
         QwenImageTransformer2DModel,
@@ -143,15 +142,7 @@ def build_tiny(words: Sequence[str], zero_cond_t: bool = False) -> Any:
     shift = {"base_shift": 0.5, "max_shift": 0.9, "max_image_seq_len": 8192, "shift_terminal": 0.02}
     return QwenImagePipeline(
         scheduler=FlowMatchEulerDiscreteScheduler(use_dynamic_shifting=True, **shift),
-        vae=AutoencoderKLQwenImage(
-            base_dim=8,
-            z_dim=4,
-            dim_mult=[1, 2, 2],
-            num_res_blocks=1,
-            temperal_downsample=[False, True],
-            latents_mean=[-0.7571, 0.1075, 0.4134, -0.2921],
-            latents_std=[2.8184, 1.4541, 2.3275, 1.916],
-        ),
+        vae=tiny.build_qwen_vae(),
         text_encoder=tiny.build_qwen_vl(len(tokenizer)),
         tokenizer=tokenizer,
         transformer=QwenImageTransformer2DModel(
