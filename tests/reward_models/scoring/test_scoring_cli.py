@@ -56,28 +56,18 @@ def test_help_loads_nothing_heavy():
         ([], "`score` takes files or folders"),
         (["IN"], "At least one reward"),
         (["IN", "--reward", "shaps"], "Did you mean 'shapes'"),
-        (["IN", "--reward", "no_such_module:X"], "cannot be imported"),
-        (["IN", "--reward", "json:JSONDecoder"], "callable with a `spec`"),
         (["IN", "--reward", "total=shapes"], "weighted sum"),
+        (["IN", "--reward", "two words=sharpness"], "label: String should match pattern"),
         (["IN", "--reward", "shapes", "--reward", "shapes"], "the same label"),
-        (["IN", "--reward", "shapes", "--option", "no_such=1"], "does not take these options"),
-        (
-            ["IN", "--reward", "a=sharpness", "--reward", "a=contrast"],
-            "--reward first=sharpness --reward second=contrast",
-        ),
         (["IN", "--reward", "sharpness", "--option", "no_such=1"], "these options: no_such. It takes "),
-        (["IN", "--reward", "os:getcwd"], "os:getcwd gives a str without a `__call__`"),
-        (["IN", "--reward", "shapes", "--option", "color_error"], "KEY=VALUE"),
         (["IN", "--reward", "shapes", "--option", "other.color_error=1"], "KEY=VALUE"),
         (["IN", "--reward", "shapes", "--option", "color_error=[1"], "cannot be read as YAML"),
         (["IN", "--reward", "shapes", "--reward", "sharpness", "--option", "x=1"], "whose it is"),
         (["IN", "--reward", "shapes", "--device", "gpu"], "auto, cpu, cuda or cuda:NUMBER"),
         (["IN", "--reward", "shapes", "--device", "cuda:77"], "no device cuda:77"),
         (["IN", "--reward", "shapes", "--dtype", "float16"], "--dtype is for rewards with weights"),
-        (["IN", "--reward", "shapes", "--config", "no.yaml"], "no.yaml"),
         (["IN", "--reward", "shapes", "--media", "sound"], "--media is image or video"),
         (["IN", "--reward", "shapes", "--prompt", "x", "--prompts", "y.txt"], "Give one of them"),
-        (["IN", "--reward", "shapes", "--prompts", "y.yaml"], ".txt file"),
     ],
 )
 def test_a_mistake_is_one_sentence(refused, pictures, arguments, expected):
@@ -88,9 +78,6 @@ def test_a_mistake_is_one_sentence(refused, pictures, arguments, expected):
     ("arguments", "expected"),
     [
         ("rewards check", "At least one reward"),
-        ("rewards self-test shaps", "Did you mean 'shapes'"),
-        ("serve", "At least one reward"),
-        ("serve --reward shapes --server-option x", "KEY=VALUE"),
         ("serve --reward shapes --server-option max_samples=0", "max_samples"),
         ("pictures --reward shapes", "takes a command: score, serve, rewards. Got 'pictures'"),
     ],
@@ -158,15 +145,10 @@ def test_the_contract_is_checked(command, tmp_path, monkeypatch):
     (tmp_path / "wild.py").write_text(
         "from reward_models.images.shapes import ShapesScorer\n"
         "class Wild(ShapesScorer):\n    def __call__(self, batch):\n        return {}[batch.media.shape[0]]\n"
-        "class Nowhere(ShapesScorer):\n    def to(self, device):\n        pass\n"
         "class Stuck(ShapesScorer):\n    def to(self, device):\n        raise KeyError('no such place')\n"
     )
-    for name, sentence in (
-        ("Wild", "raised KeyError"),
-        ("Nowhere", "must return the scorer itself. Got NoneType"),
-    ):
-        done = command("rewards", "check", f"wild:{name}")
-        assert done.code == 3 and sentence in done.out, done
+    done = command("rewards", "check", "wild:Wild")
+    assert done.code == 3 and "raised KeyError" in done.out
     assert "cannot be moved to cpu: KeyError: 'no such place'" in command("rewards", "check", "wild:Stuck").err
     assert "could not be scored: KeyError: 1" in command("rewards", "self-test", "wild:Wild").out
 
@@ -221,8 +203,3 @@ def test_served_rewards_score_as_they_do_here(score, pictures, tmp_path):
         server.send_signal(signal.SIGINT)
         told = server.communicate(timeout=120)[1]
     assert server.returncode == 0 and "Traceback" not in told
-
-
-@pytest.mark.parametrize("label", ["", "a/b", "-a", "two words"])
-def test_labels_are_those_of_a_training_configuration(refused, pictures, label):
-    assert "label: String should match pattern" in refused(pictures, "--reward", f"{label}=sharpness")

@@ -10,7 +10,7 @@ from reward_models.media import to_pil
 from reward_models.self_test import noise
 
 
-@pytest.mark.parametrize(("own", "given", "expected"), [(3, [], 3), (3, ["--batch-size", 2], 2), (40, [], 12)])
+@pytest.mark.parametrize(("own", "given", "expected"), [(3, [], 3), (40, ["--batch-size", 2], 2)])
 def test_a_batch_is_as_large_as_the_scorer_says(score, counting, tmp_path, own, given, expected):
     for number in range(12):
         to_pil(noise(8, seed=number)).save(tmp_path / f"{number}.png")
@@ -29,7 +29,7 @@ def test_a_batch_is_as_large_as_the_scorer_says(score, counting, tmp_path, own, 
 
 @pytest.mark.parametrize(
     ("result", "sentence"),
-    [("batch.media.float()", "Got Tensor"), ("output_of_rows([(0.5, {}, None)] * 7)", "7"), ("None", "Got NoneType")],
+    [("batch.media.float()", "Got Tensor"), ("output_of_rows([(0.5, {}, None)] * 7)", "7")],
 )
 def test_an_output_of_another_length_gives_no_picture_another_ones_score(
     refused, pictures, tmp_path, monkeypatch, result, sentence
@@ -51,8 +51,6 @@ def test_an_output_of_another_length_gives_no_picture_another_ones_score(
     ("raised", "expected"),
     [
         ("KeyError('tone')", "failed on 'a red circle'"),
-        ("RuntimeError('shapes differ')", "RuntimeError: shapes differ"),
-        ("TimeoutError('5 s')", "TimeoutError: 5 s"),
         ("MemoryError()", "The memory did not suffice"),
     ],
 )
