@@ -87,11 +87,9 @@ def takes_memory(send):
         (trains(True, True), "trained"),
         (raises, "traceback"),
         (lambda send: os.kill(os.getpid(), signal.SIGKILL), "died"),
-        (says("error: it ended", 7), "died"),
         (says("", 2), "no sentence"),
         (says("error: " + "k" * 100_000, 2), "flood"),
         (trains(False, True), "trained nothing"),
-        (trains(True, False), "trained nothing"),
         (takes_memory, "memory"),
     ],
 )
@@ -117,7 +115,7 @@ def test_a_trial_that_hangs_is_ended_and_says_where(tmp_path, monkeypatch):
     assert configurations.judge(ended)[0] == "hang" and "hangs_here" in ended.output
 
 
-@pytest.mark.parametrize("fault", ["none", "rows", "pictures", "checkpoints"])
+@pytest.mark.parametrize("fault", ["none", "rows", "checkpoints"])
 def test_what_is_lost_is_seen(tmp_path, fault):
     run = tmp_path / "run"
     for file, text in (("metrics.jsonl", '{"iteration": 0}\n{"iteration": 1}\n'), ("samples/eval-000000/0-0.webp", "a"),
@@ -127,8 +125,6 @@ def test_what_is_lost_is_seen(tmp_path, fault):
     before = run_directories.contents(run)
     if fault == "rows":
         (run / "metrics.jsonl").write_text('{"iteration": 0}\n')
-    elif fault == "pictures":
-        (run / "samples/eval-000000/0-0.webp").unlink()
     elif fault == "checkpoints":
         (run / "checkpoints").rename(run / "aside")
         (run / "aside/step-000001/state.json").write_text("c")
