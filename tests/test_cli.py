@@ -157,14 +157,6 @@ def test_check_refuses_what_only_the_pipeline_can_judge_as_train_does(
     assert said in message and message == expect_refusal(capsys, "train", config_file, *options)
 
 
-def test_check_tries_a_selection_of_the_users(config_file, capsys):
-    explore = "rollout.explore={{precision: training, candidates: 8, keep: 4, select: 'tests.training.own:{}'}}"
-    assert "must return 4 different indices from 0 to 7" in expect_refusal(
-        capsys, "check", config_file, explore.format("twice")
-    )
-    assert run("check", config_file, explore.format("middle")) == 0
-
-
 @pytest.mark.parametrize("asked", [True, False])
 def test_check_asks_every_reward_once(config_file, tmp_path, monkeypatch, capsys, asked):
     lines = [

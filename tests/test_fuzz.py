@@ -1,7 +1,6 @@
 """The fuzzer, run small; and it sees what it is there to see."""
 
 import json
-import os
 import random
 import signal
 import subprocess
@@ -43,60 +42,29 @@ def test_a_small_attack_on_runs_finds_nothing():
     assert done.returncode == 0, done.stdout + done.stderr
 
 
-def says(words, code):
-    def trial(send):
-        print(words)
-        send(("check", code))
-
-    return trial
+def ended(said="", code=0, **messages):
+    return trials.Ended(said, list(messages.items()), code)
 
 
-def raises(send):
-    try:
-        raise ValueError("nobody mended this")
-    except ValueError:
-        import traceback
-
-        traceback.print_exc()
-    send(("check", "ValueError"))
-
-
-def trains(learnt, moved):
-    def trial(send):
-        for message in (("check", 0), ("plan", 0), ("learnt", learnt), ("moved", moved), ("train", 0)):
-            send(message)
-
-    return trial
-
-
-def takes_memory(send):
-    send(("check", 0))
-    send(("plan", 0))
-    send(("peak", 1000))
-    try:
-        bytearray(2**40)
-    except MemoryError:
-        print("error: Out of memory. Lower something.")
-    send(("train", 2))
+DONE = {"check": 0, "plan": 0, "learnt": True, "moved": True, "train": 0}
+MEMORY = {"check": 0, "plan": 0, "peak": 1000, "train": 2}
 
 
 @pytest.mark.parametrize(
-    "trial, expected",
+    ("trial", "expected"),
     [
-        (says("error: run.name must be text.", 2), "refused"),
-        (trains(True, True), "trained"),
-        (raises, "traceback"),
-        (lambda send: os.kill(os.getpid(), signal.SIGKILL), "died"),
-        (says("", 2), "no sentence"),
-        (says("error: " + "k" * 100_000, 2), "flood"),
-        (trains(False, True), "trained nothing"),
-        (takes_memory, "memory"),
+        (ended("error: run.name must be text.", check=2), "refused"),
+        (ended(**DONE), "trained"),
+        (ended(f"{trials.MARK}\nValueError: nobody mended this", check="ValueError"), "traceback"),
+        (ended("", -signal.SIGKILL), "died"),
+        (ended("", check=2), "no sentence"),
+        (ended("error: " + "k" * 100_000, check=2), "flood"),
+        (ended(**DONE | {"learnt": False}), "trained nothing"),
+        (ended("error: Out of memory. Lower something.", **MEMORY), "memory"),
     ],
 )
-def test_every_fault_is_seen(tmp_path, trial, expected):
-    (tmp_path / "here").mkdir()
-    ended = trials.isolated(trial, tmp_path / "here", seconds=LONG)
-    assert configurations.judge(ended)[0] == expected
+def test_every_fault_is_seen(trial, expected):
+    assert configurations.judge(trial)[0] == expected
 
 
 def test_a_trial_that_hangs_is_ended_and_says_where(tmp_path, monkeypatch):

@@ -111,9 +111,7 @@ class UnreadableError(Exception):
     ("error", "told"),
     [
         (SystemExit(0), "SystemExit: 0"),
-        (GeneratorExit(), "GeneratorExit"),
         (Panic("poisoned"), "Panic: poisoned"),
-        (TimeoutError("theirs"), "TimeoutError: theirs"),
         (OSError("caf\udce9 \x1b[2J\0"), "OSError: caf\ufffd \ufffd\\[2J\ufffd"),
         (ValueError("x" * 100_000), r"ValueError: x{490,500}\.\.\."),
         (UnreadableError(), "UnreadableError: a message that cannot be read"),
@@ -148,12 +146,9 @@ def test_messages_of_samples_and_refusals_can_be_stored():
     ("change", "told"),
     [
         ({"parts": {"\ud800": torch.zeros(3)}}, "names of at most 100 characters"),
-        ({"parts": {7: torch.zeros(3)}}, "names of at most 100 characters. Got 7"),
         ({"parts": None}, "TypeError"),
         ({"errors": [None, OSError("x"), None]}, r"`errors` must be text or None. Got OSError\('x'\)"),
-        ({"errors": None}, "TypeError"),
         ({"raw": torch.zeros(3, device="meta")}, "no dense tensor of real numbers"),
-        ({"raw": torch.zeros(3, dtype=torch.complex64)}, "no dense tensor of real numbers"),
         ({"parts": {"half": torch.zeros(3).to_sparse()}}, "no dense tensor of real numbers"),
     ],
 )

@@ -55,10 +55,6 @@ class Brightness:
         return self
 
 
-def test_a_scorer_of_ten_lines_passes():
-    assert check_scorer(Brightness()) == []
-
-
 def score_as(values, ok=None, errors=None):
     count = len(values)
     return RewardOutput(
@@ -173,16 +169,10 @@ def test_a_scorer_that_makes_do_without_some_metadata_is_found(careless):
     ("change", "sentence"),
     [
         ({"batch_size": 0}, "batch_size must be a whole number of at least 1. Got 0"),
-        ({"batch_size": "16"}, "Got '16'"),
         ({"requires": "include"}, "requires must be a tuple of keys"),
-        ({"range": None}, "range must be two numbers"),
         ({"range": (1.0, 0.0)}, "range must be two numbers, .* Got \\(1.0, 0.0\\)"),
-        ({"scaling": (1.0,)}, "scaling must be two numbers"),
         ({"scaling": (0.0, 0.0)}, "scale not 0"),
-        ({"media": 3}, "media must be of 'image' and 'video'"),
         ({"media": ("sound",)}, "media must be of 'image' and 'video'"),
-        ({"scope": "batch"}, "scope must be 'sample' or 'group'"),
-        ({"name": ""}, "name must be text"),
         ({"weights": "somewhere", "scope": "batch"}, "scope must be .*weights need their weights_license"),
     ],
 )
@@ -205,11 +195,9 @@ def raises(*arguments):
 @pytest.mark.parametrize(
     ("parts", "sentence"),
     [
-        ({"to": None}, "must return the scorer itself. It raised TypeError"),
         ({"to": raises}, "must return the scorer itself. It raised KeyError"),
         ({"to": lambda device: None}, "must return the scorer itself. Got NoneType"),
         ({"contrasts": raises}, "cannot be used: KeyError: 'unfinished'"),
-        ({"contrasts": list}, "cannot be used: IndexError"),
         ({"contrasts": lambda: [1, 2]}, "cannot be used: AttributeError"),
     ],
 )

@@ -56,23 +56,6 @@ def outputs_by_hand(folder, picture):
         return processor, model.config, model(**inputs), inputs["pixel_values"].shape[-2:]
 
 
-def test_instances_are_transformers_own(scorer, folder):
-    """Which decides masks at 384 x 384 pixels; asked for masks of this size, both must agree to the pixel."""
-    for picture in random_pictures():
-        processor, _, outputs, _ = outputs_by_hand(folder, picture)
-        expected = processor.post_process_instance_segmentation(
-            outputs, threshold=0.2, target_sizes=[(384, 384)], return_binary_maps=True
-        )[0]
-        found = instances(outputs.class_queries_logits[0], outputs.masks_queries_logits[0], [(384, 384)], 0.2)
-        assert len(found) == len(expected["segments_info"]) > 3
-        theirs = sorted(
-            zip(expected["segments_info"], expected["segmentation"], strict=True), key=lambda x: x[0]["score"]
-        )
-        for (label, score, inside), (segment, mask) in zip(sorted(found, key=lambda x: x[1]), theirs, strict=True):
-            assert label == segment["label_id"] and score == pytest.approx(segment["score"], abs=2e-6)
-            assert torch.equal(inside, mask == 1)
-
-
 def test_detections_one_query_and_class_at_a_time(scorer, folder):
     picture = random_pictures(1)[0]
     _, config, outputs, size = outputs_by_hand(folder, picture)

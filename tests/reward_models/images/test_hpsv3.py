@@ -13,7 +13,7 @@ from torch.nn.functional import linear, relu
 
 from reward_models import RewardBatch, RewardError, load_reward
 from reward_models.images.hpsv3 import INSTRUCTION
-from reward_models.images.qwen_reward import current_names, fitting_size, patches_of
+from reward_models.images.qwen_reward import current_names, fitting_size
 from tests.reward_models.tiny_vlm import random_model, save_hpsv3
 
 PROMPTS = ["a red circle", "a blue square moving right and a green triangle below it", "circle"]
@@ -97,16 +97,6 @@ def test_sizes_are_those_of_transformers():
         for least, most in ((200704, 200704), (100352, 200704)):
             theirs = smart_resize(int(height), int(width), 28, least, most)
             assert fitting_size(int(height), int(width), 28, least, most) == theirs
-
-
-def test_patches_are_those_of_transformers():
-    from transformers import Qwen2VLImageProcessor
-
-    picture = pictures(84, 140, 1)
-    theirs = Qwen2VLImageProcessor(do_resize=False)(list(picture), return_tensors="pt")
-    pixels, grid = patches_of(picture, 14, 2, 2)
-    assert theirs["image_grid_thw"].tolist() == [list(grid)] == [[1, 6, 10]]
-    torch.testing.assert_close(pixels, theirs["pixel_values"], rtol=1e-5, atol=1e-6)
 
 
 def test_both_key_layouts_load(files, scorer, tmp_path):

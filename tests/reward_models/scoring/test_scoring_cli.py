@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import logging
 import signal
 import subprocess
 import sys
@@ -151,19 +150,6 @@ def test_the_contract_is_checked(command, tmp_path, monkeypatch):
     assert done.code == 3 and "raised KeyError" in done.out
     assert "cannot be moved to cpu: KeyError: 'no such place'" in command("rewards", "check", "wild:Stuck").err
     assert "could not be scored: KeyError: 1" in command("rewards", "self-test", "wild:Wild").out
-
-
-def test_advice_of_other_libraries_to_their_developers_is_not_ours(command, monkeypatch, caplog):
-    loggers = [logging.getLogger(name) for name in ("torch.utils._pytree", "huggingface_hub.utils._http")]
-    for logger in loggers:
-        monkeypatch.setattr(logger, "filters", [])
-        monkeypatch.setattr(logger, "handlers", [caplog.handler])  # older libraries keep theirs to themselves
-        monkeypatch.setattr(logger, "propagate", False)
-    command("rewards", "list", "--json")
-    for logger in loggers:
-        logger.warning("advice")
-        logger.error("trouble")
-    assert [record.getMessage() for record in caplog.records] == ["trouble", "trouble"]
 
 
 def test_the_server_gets_what_the_command_says(command, tmp_path, monkeypatch):

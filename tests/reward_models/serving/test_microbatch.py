@@ -28,8 +28,6 @@ class Mean:
             raise ZeroDivisionError("crashed on purpose")
         if "exit" in batch.prompts:
             raise SystemExit(0)
-        if "greedy" in batch.prompts:
-            raise MemoryError
         if "refuse" in batch.prompts:
             raise RewardError("It does not fit.")
         means = batch.media.flatten(1).double().mean(1).tolist()
@@ -100,13 +98,7 @@ def test_a_batch_is_never_larger_than_allowed_and_large_requests_are_cut(held):
 
 @pytest.mark.parametrize(
     ("prompt", "error"),
-    [
-        ("crash", ScorerError),
-        ("refuse", RewardError),
-        ("short", ScorerError),
-        ("exit", ScorerError),
-        ("greedy", ScorerError),
-    ],
+    [("crash", ScorerError), ("refuse", RewardError), ("short", ScorerError), ("exit", ScorerError)],
 )
 def test_only_the_request_that_fails_fails(held, prompt, error):
     scorer, batcher = held

@@ -1,7 +1,5 @@
 """Text drawn with another font than the self-test's, read by the real engines."""
 
-import csv
-import json
 import shutil
 import socket
 from functools import cache, lru_cache
@@ -15,10 +13,8 @@ from hypothesis import strategies as st
 from PIL import Image, ImageDraw, ImageFont
 
 from reward_models import RewardBatch, RewardError, load_reward
-from reward_models.cli import main
-from reward_models.media import from_pil, to_pil
+from reward_models.media import from_pil
 from reward_models.self_test import self_test
-from reward_models.text import ocr
 from reward_models.text.levenshtein import levenshtein
 from reward_models.text.ocr import plain, quoted, similarity, target_of
 
@@ -116,34 +112,6 @@ def test_rapidocr_reads_scores_and_fails_per_sample():
     assert output.ok.tolist() == [True, True, True, False] and torch.isnan(output.raw[3])
     assert "'a sign'" in output.errors[3]
     assert output.parts["contained"][:3].tolist() == [1, 0, 0] and output.parts["read"][:3].tolist() == [10, 10, 0]
-
-
-@pytest.mark.long
-def test_metadata_text_before_the_prompts():
-    image = Image.new("RGB", (320, 96), (255, 255, 0))
-    ImageDraw.Draw(image).text((12, 48), "Radio 95", (0, 0, 255), ImageFont.truetype(str(FONT), 40), anchor="lm")
-    output = rapidocr()(RewardBatch(from_pil(image)[None], ['"another" station'], [{"text": "RADIO95"}]))
-    assert output.raw.tolist() == [1.0]
-
-
-@pytest.mark.long
-def test_a_text_without_a_prompt_is_scored_on_the_command_line(tmp_path, monkeypatch):
-    """A line with only the text works, and so does one with an empty prompt."""
-    engine = rapidocr().read
-    monkeypatch.setattr(ocr, "_rapidocr", lambda threads: engine)
-    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
-    to_pil(drawn("Hello World")).save(tmp_path / "a.png")
-    index, table = tmp_path / "texts.jsonl", tmp_path / "scores.csv"
-    scores = []
-    for prompt in ({"prompt": ""}, {}):
-        index.write_text(json.dumps({"file": "a.png", **prompt, "text": "hello world"}))
-        options = ["--reward", "ocr", "--option", "threads=1", "--prompts", str(index), "--out", str(table)]
-        with pytest.raises(SystemExit):
-            main(["score", str(tmp_path / "a.png"), *options])
-        (row,) = csv.DictReader(table.open())
-        scores.append(row["ocr"])
-        table.unlink()
-    assert [float(score) for score in scores] == [1, 1]
 
 
 def test_an_engine_that_fails_is_no_zero():
