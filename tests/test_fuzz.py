@@ -26,14 +26,11 @@ def fuzz(*words, script="fuzz"):
 
 @pytest.mark.slow
 @pytest.mark.long
-def test_a_small_attack_finds_nothing(tmp_path):
-    done = fuzz("all", "--count", 3, "--seed", 10, "--out", tmp_path / "found.json")
+def test_a_small_attack_finds_nothing():
+    done = fuzz("all", "--count", 3, "--seed", 10)
     assert done.returncode == 0, done.stdout + done.stderr
-    found = json.loads((tmp_path / "found.json").read_text())
-    assert {name: sum(counts.values()) for name, counts in found["counts"].items()} == dict.fromkeys(
-        ("configurations", "prompts", "requests", "runs"), 3
-    )
-    assert found["counts"]["configurations"]["trained"] and found["counts"]["runs"]["resumed alike"]
+    assert done.stdout.count("tried 3: ") == 4
+    assert ", trained " in done.stdout and "resumed alike " in done.stdout
 
 
 @pytest.mark.slow

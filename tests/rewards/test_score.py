@@ -101,15 +101,3 @@ def test_a_watched_reward_changes_nothing_even_where_it_fails():
     )
     assert torch.equal(plain.total, watched.total) and bool(watched.ok.all()) and watched.errors == plain.errors
     assert watched.raw["b"].isnan().tolist() == [False] * 6 + [True]
-
-
-@pytest.mark.parametrize("batch_size", [3, 100])
-def test_batches_keep_pictures_prompts_and_metadata_together(batch_size):
-    scorer = Table([float(i) for i in range(7)])
-    table = score([WeightedScorer("a", scorer, batch_size=batch_size)], IMAGES, PROMPTS)
-    assert table.total.tolist() == [float(i) for i in range(7)]
-    assert max(len(batch.prompts) for batch in scorer.batches) == min(batch_size, 7)
-    for batch in scorer.batches:
-        rows = [int(picture[0, 0, 0]) for picture in batch.media]
-        assert [f"prompt {row}" for row in rows] == list(batch.prompts)
-        assert [metadata["number"] for metadata in batch.metadata] == rows

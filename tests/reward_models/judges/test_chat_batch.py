@@ -124,6 +124,11 @@ def test_no_request_begins_after_the_deadline(deaf):
     until(lambda: not asyncio.all_tasks(_loop()))
 
 
+def test_a_pause_beyond_the_deadline_is_not_begun(closed):
+    (answer,), seconds = timed(lambda: client(closed, deadline=SOON).ask_all(questions(1)))
+    assert seconds < SOON - 10 and "deadline of 50 s; before, " in str(answer) and "Connection refused" in str(answer)
+
+
 def test_an_error_in_the_making_of_a_question_is_raised_at_once(deaf):
     def broken():
         raise ZeroDivisionError("no such picture")

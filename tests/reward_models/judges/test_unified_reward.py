@@ -94,10 +94,10 @@ def test_questions_are_the_published_ones(question, digest):
 
 @pytest.mark.parametrize(
     "text",
-    ["Final Score: X", "Final Score: 6"],
+    ["Final Score: X", "Final Score: 6", "Final Score: 4"],
 )
 def test_answers_without_a_final_score_fail(judge, text):
-    says(judge, text)
+    says(judge, text, "length" if text.endswith("4") else "stop")  # cut off, it may be no last word
     output = load(judge, version="1.5")(RewardBatch(pictures(1), ["a"]))
     assert not output.ok[0] and math.isnan(output.raw[0]) and output.errors[0]
 

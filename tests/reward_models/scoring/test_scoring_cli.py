@@ -99,8 +99,10 @@ def test_the_list_shows_every_reward_and_what_it_lacks(command, monkeypatch):
     entries = {entry["name"]: entry for entry in json.loads(command("rewards", "list", "--json").out)}
     assert set(entries) == set(SCORERS)
     assert entries["shapes"]["range"] == [0, 1] and entries["jpeg_compressibility"]["range"][0] is None
-    text = command("rewards", "list").out
-    assert all(name in text for name in SCORERS)
+    for width in ("80", "200"):
+        monkeypatch.setenv("COLUMNS", width)
+        text = command("rewards", "list").out
+        assert all(name in text for name in SCORERS) and max(map(len, text.splitlines())) <= int(width)
 
     class Hidden:
         """An installation without open_clip, and a module that imports it at once."""

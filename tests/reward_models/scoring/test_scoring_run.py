@@ -112,15 +112,6 @@ def test_videos_go_to_video_rewards(refused, score, tmp_path):
     assert done.summary["files"] == 1 and done.summary["left_out"] == {"not an image": 1}
 
 
-def test_a_clip_behind_the_suffix_of_a_still_fails_alone(score, tmp_path):
-    save_media(clip("red", "circle")[:, :, ::8, ::8].contiguous(), tmp_path / "a.webp", 8.0)
-    (tmp_path / "a.webp").rename(tmp_path / "a.jpg")
-    to_pil(noise(16)).save(tmp_path / "b.jpg")
-    done = score(tmp_path, "--reward", "sharpness", "--json")
-    assert "is a video" in done.summary["rewards"]["sharpness"]["errors"][0]["error"]
-    assert done.summary["rewards"]["sharpness"]["n"] == 1
-
-
 def test_groups_are_compared_whole(score, tmp_path, rows):
     folder = tmp_path / "groups"
     folder.mkdir()

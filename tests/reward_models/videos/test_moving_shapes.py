@@ -145,29 +145,6 @@ def test_grades_fall_with_the_size_of_the_fault():
     falls([film([0.4 + size * i / 8 for i in range(9)]) for size in (0.0, 0.02, 0.04, 0.06)], "direction", STILL)
 
 
-def test_horns_and_skew_cost_and_then_fail():
-    square = film(LINE, things=("red square",) * 9)
-    text = "a red square moving right"
-
-    def horned(height):  # a spike of two pixels on the top left corner of each frame
-        clip = square.copy()
-        for frame in clip:
-            rows, columns = np.nonzero((frame == RED).all(-1))
-            frame[rows.min() - height : rows.min(), columns.min() : columns.min() + 2] = RED
-        return clip
-
-    falls([square, horned(1), horned(2)], "shape", text)
-    assert reason(horned(2), text) == "object: 0 of 9 frames (shape)"
-
-    def skewed(by):  # rows pushed sideways, in whole pixels
-        return np.stack(
-            [np.stack([np.roll(row, round(by * (16 - i)), axis=0) for i, row in enumerate(f)]) for f in square]
-        )
-
-    falls([square, skewed(0.2), skewed(0.4)], "shape", text)
-    assert reason(skewed(0.4), text) == "object: 0 of 9 frames (shape)"
-
-
 def test_a_second_object_and_smudges_count_against_the_clip():
     clip = film(LINE)
     double, smudged = clip.copy(), clip.copy()
