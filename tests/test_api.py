@@ -200,6 +200,11 @@ def test_what_is_no_callback_is_refused_before_anything_is_loaded(data, tmp_path
     assert not (tmp_path / "straight").exists()
 
 
+def test_an_answer_that_is_none_is_an_error_of_the_callback(data, tmp_path):
+    with pytest.raises(diffrl.DiffrlError, match="Recorder.on_evaluation must return True"):
+        train(data, tmp_path, Recorder({("evaluation", 0): 0.5}))
+
+
 def test_it_draws_what_the_command_writes(run, tmp_path):
     out = tmp_path / "drawn"
     command = ["generate", "--run", str(run.path), "--out", str(out), "--per-prompt", "2", "--seed", "7"]

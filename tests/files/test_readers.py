@@ -20,7 +20,7 @@ from diffrl.gallery.records import State
 from diffrl.gallery.scoring import score_folders
 from diffrl.gallery.thumbnails import blind_image, shrink
 from reward_models import RewardError, ScorerSpec
-from reward_models.base import output_of_rows
+from reward_models.base import WithoutWeights, output_of_rows
 from reward_models.cli import main
 from reward_models.media import as_media, open_media
 from reward_models.scoring.items import peek
@@ -36,7 +36,7 @@ def folder(tmp_path_factory):
     return write_all(tmp_path_factory.mktemp("files") / "files")
 
 
-class Seen:
+class Seen(WithoutWeights):
     """Scores by the mean, and says of what it was taken: height, width, frames, rate, corners."""
 
     spec = ScorerSpec("seen", "What arrives.", (0.0, 255.0), media=("image", "video"), uses_prompt=False)
@@ -44,9 +44,6 @@ class Seen:
     def __call__(self, batch):
         rows = [(media.double().mean().item(), facts(media, batch.fps), None) for media in batch.media]
         return output_of_rows(rows, list(rows[0][1]))
-
-    def to(self, device):
-        return self
 
 
 def facts(media, fps):

@@ -10,11 +10,11 @@ import torch
 
 from reward_models import RewardBatch, RewardError
 from reward_models.asking import ask
-from reward_models.base import RewardOutput, ScorerSpec
+from reward_models.base import RewardOutput, ScorerSpec, WithoutWeights
 from reward_models.common.errors import BrokenScorerError
 
 
-class Scorer:
+class Scorer(WithoutWeights):
     """Mean of each sample; `does` gets the batch first, `gives` what is returned."""
 
     spec = ScorerSpec("own", "Mean value.", (0.0, 255.0), media=("image", "video"))
@@ -26,9 +26,6 @@ class Scorer:
         self.does(batch)
         raw, count = batch.media.flatten(1).float().mean(1), len(batch)
         return self.gives(RewardOutput(raw, torch.ones(count, dtype=torch.bool), [None] * count, {"half": raw / 2}))
-
-    def to(self, device):
-        return self
 
 
 def request(shape=(3, 3, 5, 7)):

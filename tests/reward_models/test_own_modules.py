@@ -15,8 +15,13 @@ PLANTED = "open('ran', 'a').write(__name__)\nraise ImportError(__name__)\n"
 PROGRAM = "import os, sys; os.rmdir(os.getcwd()); from {} import main; main(sys.argv[1:])"
 
 
-@pytest.mark.parametrize("find", [factory_of, lambda name: resolve("objective.kind", OBJECTIVES, name)])
-@pytest.mark.parametrize("name", ["own_module_{}", "own_package_{}.inner"])
+@pytest.mark.parametrize(
+    ("find", "name"),
+    [
+        (factory_of, "own_package_{}.inner"),
+        (lambda name: resolve("objective.kind", OBJECTIVES, name), "own_module_{}"),
+    ],
+)
 def test_a_component_is_found_beside_the_user_and_so_is_what_it_imports_later(tmp_path, monkeypatch, find, name):
     name = name.format(len(str(tmp_path)) + id(find))  # another module each time: Python imports one once
     file = tmp_path.joinpath(*name.split(".")).with_suffix(".py")

@@ -9,13 +9,13 @@ import torch
 from diffrl.functional.advantages import group_advantage
 from diffrl.records import Prompt
 from diffrl.rewards.score import WeightedScorer, score
-from reward_models.base import RewardOutput, ScorerSpec
+from reward_models.base import RewardOutput, ScorerSpec, WithoutWeights
 
 PROMPTS = [Prompt(f"prompt {i}", {"number": i}) for i in range(7)]
 IMAGES = torch.arange(7, dtype=torch.uint8).reshape(7, 1, 1, 1).expand(7, 3, 2, 5)
 
 
-class Table:
+class Table(WithoutWeights):
     """Scores image i with values[i]; remembers what it was asked."""
 
     spec = ScorerSpec("table", "values from a list", (0.0, 1.0))
@@ -29,9 +29,6 @@ class Table:
         ok = torch.tensor([row not in self.errors for row in rows])
         raw = torch.tensor([self.values[row] for row in rows], dtype=torch.float64)
         return RewardOutput(raw, ok, [self.errors.get(row) for row in rows], {"double": 2 * raw})
-
-    def to(self, device):
-        return self
 
 
 def test_totals_are_weighted_sums_of_scaled_scores():

@@ -15,14 +15,14 @@ from diffrl.records import Prompt
 from diffrl.rewards.lanes import Lane
 from diffrl.rewards.score import Scoring, WeightedScorer, score
 from reward_models import RewardError
-from reward_models.base import ScorerSpec, output_of_rows
+from reward_models.base import ScorerSpec, WithoutWeights, output_of_rows
 from tests.patience import LONG, until
 
 PROMPTS = [Prompt(f"prompt {i % 3}") for i in range(11)]
 IMAGES = torch.randint(0, 256, (11, 3, 5, 7), dtype=torch.uint8, generator=torch.Generator().manual_seed(0))
 
 
-class Mean:
+class Mean(WithoutWeights):
     """Mean grey level over 255; remembers its batches and the threads that asked."""
 
     spec = ScorerSpec("mean", "mean", (0.0, 1.0))
@@ -34,9 +34,6 @@ class Mean:
         self.sizes.append(len(batch))
         self.threads.append(threading.current_thread().name)
         return output_of_rows([(float(picture.double().mean()) / 255, {}, None) for picture in batch.media])
-
-    def to(self, device):
-        return self
 
 
 class Rank(Mean):

@@ -9,12 +9,11 @@ import time
 from types import SimpleNamespace
 
 import pytest
-import torch
 
 from reward_models.judges import chat
-from reward_models.judges.chat import Reply, image_content
+from reward_models.judges.chat import Reply
 from reward_models.text.answers import AnswerError
-from tests.reward_models.judges.judge_server import ask, client, number_asked, pictures_of, said
+from tests.reward_models.judges.judge_server import ask, client, number_asked, said
 
 
 def test_order_is_kept_and_concurrency_is_bounded(start):
@@ -41,14 +40,6 @@ def test_what_is_sent(start):
     assert body.pop("messages") == [{"role": "user", "content": [{"type": "text", "text": "0"}]}]
     assert body == {"model": "judge", "temperature": 0.5, "seed": 3, "max_completion_tokens": 7}
     assert "Authorization" not in judge.headers_seen[-1]
-
-
-def test_pictures_arrive_unchanged(start):
-    judge = start(lambda handler, number, body: said())
-    picture = torch.randint(0, 256, (3, 37, 53), dtype=torch.uint8)
-    client(judge).ask_all([lambda: [image_content(picture)]])
-    (arrived,) = pictures_of(judge.asked[0])
-    assert torch.equal(torch.from_numpy(arrived).permute(2, 0, 1), picture)
 
 
 def hang_up(handler):
@@ -165,13 +156,6 @@ def test_thinking_and_cut_off_answers(start):
     judge = start(lambda handler, number, body: texts[number_asked(body)])
     thought, short = ask(client(judge), 2)
     assert thought == Reply("\nScore: 4", True, []) and not short.complete
-
-
-def test_first_tokens_are_read(start):
-    top = [{"token": "Yes", "logprob": -0.1, "bytes": None}, {"token": "No", "logprob": -3}]
-    logprobs = {"content": [{"token": "Yes", "logprob": -0.1, "top_logprobs": top}]}
-    (reply,) = ask(client(start(lambda handler, number, body: said("Yes", logprobs=logprobs))))
-    assert reply.first_token == [("Yes", -0.1), ("No", -3.0)]
 
 
 def test_one_failure_leaves_the_others(start):

@@ -105,13 +105,6 @@ def test_a_judge_on_another_scale_fails(start):
     assert output.ok.tolist() == [False, False, False, True]
 
 
-def test_a_remark_in_brackets_is_never_the_score(start):
-    texts = ["Score (1-10): 7", "Score (1-10):", "**Score:** 4.5", "I would say 7 out of 10"]
-    output = scores(start(), texts, answer="regex")
-    assert output.ok.tolist() == [True, False, True, False]
-    assert output.raw[[0, 2]].tolist() == [7, 4.5] and output.raw[[1, 3]].isnan().all()
-
-
 def test_own_patterns(start):
     output = scores(start(), ["<s>3</s> <s>4</s>", "<s>good</s>", "3"], answer="regex", pattern="<s>(.*?)</s>")
     assert output.raw[0] == 4 and output.ok.tolist() == [True, False, False]

@@ -7,12 +7,12 @@ import pytest
 import torch
 
 from reward_models import RewardBatch, RewardError
-from reward_models.base import ScorerSpec, output_of_rows
+from reward_models.base import ScorerSpec, WithoutWeights, output_of_rows
 from reward_models.serving.microbatch import ClosedError, MicroBatcher, ScorerError
 from tests.patience import LONG, until
 
 
-class Mean:
+class Mean(WithoutWeights):
     """The mean value; records its calls. Prompts make it fail: "crash", "refuse", "short", "unknown"."""
 
     def __init__(self, scope="sample", media=("image", "video")):
@@ -36,9 +36,6 @@ class Mean:
             for m, p in zip(means, batch.prompts, strict=True)
         ]
         return output_of_rows(rows[: -1 if "short" in batch.prompts else None], ["twice"])
-
-    def to(self, device):
-        return self
 
 
 def request(*values, side=5, prompt="p", fps=None, groups=()):

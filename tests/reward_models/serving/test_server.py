@@ -15,14 +15,12 @@ from urllib.parse import urlsplit
 
 import pytest
 import requests
-import torch
 
 from reward_models import RewardBatch, load_reward
-from reward_models.self_test import drawing
 from reward_models.serving import endpoints
 from reward_models.serving.admission import Admission, BusyError
 from reward_models.serving.server import background
-from reward_models.serving.wire import PROTOCOL_HEADER, decode_output, encode_request
+from reward_models.serving.wire import PROTOCOL_HEADER, encode_request
 from tests.patience import LONG, until
 from tests.reward_models.serving.test_microbatch import Mean, request
 
@@ -55,18 +53,6 @@ def held_server(**limits):
 def server():
     with background({"shapes": load_reward("shapes"), "mean": Mean(media=("image",))}, max_body_mb=1) as url:
         yield url
-
-
-def test_scores_are_those_of_the_scorer_bit_for_bit(server):
-    pictures = torch.stack([drawing("red", "circle", side=61), drawing("blue", "square", x=0.3, side=61)])
-    batch = RewardBatch(pictures, ["a red circle left of a blue square", "no shapes"])
-    expected = load_reward("shapes")(batch)
-    answer = post(server, batch, "shapes")
-    assert answer.status_code == 200 and answer.headers["content-type"] == "application/json"
-    output, version = decode_output(answer.content, 2)
-    assert version == "2" and output.ok.tolist() == [True, False] and list(output.errors) == list(expected.errors)
-    for mine, theirs in [(output.raw, expected.raw), *((output.parts[n], v) for n, v in expected.parts.items())]:
-        assert torch.equal(mine.nan_to_num(-1), theirs.nan_to_num(-1))
 
 
 def test_health_and_listing(server):

@@ -6,7 +6,8 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from reward_models import RewardBatch, RewardError, load_reward
+from reward_models import RewardBatch, RewardError, ScorerSpec, load_reward
+from reward_models.base import WithoutWeights, output_of_rows
 from reward_models.common.video_files import frame_rows
 from reward_models.self_test import clip, drawing, noise
 
@@ -43,23 +44,16 @@ def test_parts_metadata_and_options_reach_the_wrapped_scorer():
     assert output.raw[0] > output.raw[1]
 
 
-class NotBlack:
+class NotBlack(WithoutWeights):
     """Fails on black images."""
-
-    from reward_models import ScorerSpec
 
     spec = ScorerSpec(name="not_black", description="-", range=(0.0, 1.0), requires=("key",), scaling=(2.0, 3.0))
 
     def __call__(self, batch):
-        from reward_models.base import output_of_rows
-
         self.spec.require(batch)
         return output_of_rows(
             [(math.nan, {}, "it is black") if not picture.any() else (0.5, {}, None) for picture in batch.media]
         )
-
-    def to(self, device):
-        return self
 
 
 def test_one_failing_frame_fails_the_clip_and_no_other():
@@ -75,24 +69,17 @@ def test_one_failing_frame_fails_the_clip_and_no_other():
     assert scorer(RewardBatch(unseen, ["a", "b"], [{"key": 1}] * 2)).ok.all()
 
 
-class Forgetful:
+class Forgetful(WithoutWeights):
     """As a remote reward: it has no parts where a whole batch failed, here where all images are black."""
-
-    from reward_models import ScorerSpec
 
     spec = ScorerSpec(name="forgetful", description="-", range=(0.0, 255.0))
 
     def __call__(self, batch):
-        from reward_models.base import output_of_rows
-
         rows = [
             (float(picture.max()), {"least": float(picture.min())}, None) if picture.any() else (math.nan, {}, "black")
             for picture in batch.media
         ]
         return output_of_rows(rows, ("least",) if batch.media.any() else ())
-
-    def to(self, device):
-        return self
 
 
 @pytest.mark.parametrize("dark", [0, 1])
