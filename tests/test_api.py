@@ -186,11 +186,6 @@ def test_a_second_ctrl_c_ends_it_at_once_and_leaves_the_process_alone(data, tmp_
     assert "the run ends at once" in (tmp_path / "straight/log.txt").read_text()
 
 
-def test_a_reward_that_fails_is_an_error_of_diffrl(data, tmp_path):
-    with pytest.raises(diffrl.DiffrlError, match="out of paint"):
-        train(data | {"rewards": [{"name": "tests.training.own:Raising"}]}, tmp_path)
-
-
 @pytest.mark.parametrize(
     ("given", "said"), [(Recorder, "Got the class Recorder. Make an instance"), (print, "Subclass diffrl.Callback")]
 )

@@ -12,6 +12,7 @@ from reward_models import SCORERS, RewardBatch, RewardError, RewardOutput, Score
 from reward_models.base import output_of_rows
 from reward_models.registry import factory_of
 from reward_models.self_test import self_test
+from tests.tiers import daily
 
 BUILDERS = [importlib.import_module(f"tests.reward_models.tiny_{name}") for name in ("basic", "clip", "vlm", "remote")]
 TINY = {name: lambda folder, name=name: load_reward(name) for name in SCORERS if not factory_of(name).spec.weights}
@@ -25,9 +26,11 @@ def test_no_scorer_is_left_out():
 
 LONG = pytest.mark.long
 """Reading fifty images takes ten seconds; test_ocr.py reads some every time."""
+LATER = ("ocr", "geneval_strict", "moving_shapes_strict", "shapes_strict")
+"""The strict ones are a part of what another one computes."""
 
 
-@pytest.mark.parametrize("name", [pytest.param(name, marks=LONG if name == "ocr" else ()) for name in sorted(SCORERS)])
+@pytest.mark.parametrize("name", daily(sorted(SCORERS), set(SCORERS) - set(LATER)))
 def test_scorer_keeps_to_the_contract(name, tmp_path):
     scorer = TINY[name](tmp_path)
     assert check_scorer(scorer, METADATA.get(name)) == []

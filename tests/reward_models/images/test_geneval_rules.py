@@ -164,7 +164,7 @@ def scenes(draw):
     ]
 
 
-@settings(max_examples=500, deadline=None)
+@settings(max_examples=200, deadline=None)
 @given(prompts(), scenes())
 def test_judgement_against_the_second_writing(metadata, detections):
     def colors_of(items, name):

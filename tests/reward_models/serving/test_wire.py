@@ -142,7 +142,7 @@ def test_json_is_not_parsed_if_that_would_take_much_more_memory_than_it_has_byte
     assert len(reserved) == 2 and 0 < sum(reserved) < 10_000
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=80, deadline=None)
 @given(st.data())
 def test_no_bytes_do_more_than_be_refused(data):
     """Good requests with bytes changed, cut or added: a batch or a refusal, never another exception."""

@@ -89,9 +89,7 @@ def test_scores_are_those_of_the_peft_model(files, positions):
 
 def test_use_selects_one_part(files, scorer):
     batch = RewardBatch(clips(8, 32, 32), PROMPTS, fps=8.0)
-    whole = scorer(batch)
-    for part in ("VQ", "MQ", "TA"):
-        assert torch.equal(load(files, use=part)(batch).raw, whole.parts[part])
+    assert torch.equal(load(files, use="MQ")(batch).raw, scorer(batch).parts["MQ"])
 
 
 @pytest.mark.parametrize("rslora", [False, True])
