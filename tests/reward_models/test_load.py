@@ -7,7 +7,7 @@ from tests.attacks.load_rewards import load_test
 
 @pytest.mark.long
 def test_nothing_is_lost_under_load(count=150):
-    figures = load_test(count, clients=8, seed=0)
+    figures = load_test(count, clients=8, seed=count)
     assert figures["problems"] == [] and figures["tracebacks"] == 0
     parts = ("good and right", "refused as they must", "dropped on purpose")
     assert sum(figures[part] for part in parts) == count and figures["good and right"] > 0.4 * count
