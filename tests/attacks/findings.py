@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import json
 from collections import Counter
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass, field
-from pathlib import Path
+from dataclasses import dataclass, field
 
 FAULTS = (
     "traceback",
@@ -83,12 +81,3 @@ def failures(findings: Sequence[Finding]) -> str:
         for finding in findings
         if finding.failed
     )
-
-
-def write(findings: Sequence[Finding], path: Path) -> None:
-    """The counts and every fault as JSON."""
-    counts: dict[str, Counter[str]] = {}
-    for finding in findings:
-        counts.setdefault(finding.subject, Counter())[finding.outcome] += 1
-    faults = [asdict(finding) for finding in findings if finding.failed]
-    path.write_text(json.dumps({"counts": counts, "faults": faults}, indent=1) + "\n", encoding="utf-8")

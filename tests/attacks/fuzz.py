@@ -4,7 +4,7 @@
     python -m tests.attacks.fuzz prompts --count 200  # mutated prompt files
     python -m tests.attacks.fuzz requests --count 1000  # mutated requests to a reward server and a gallery
     python -m tests.attacks.fuzz runs --count 200  # damaged run directories, resumed
-    python -m tests.attacks.fuzz all --count 20 --workers 2 --out found.json
+    python -m tests.attacks.fuzz all --count 20 --workers 2
     python -m tests.attacks.fuzz configurations --replay 0:17  # one mutant again, with everything that it said
 
 Every mutant must do what it should or be refused by a sentence: no traceback, no hang over 60 s, nothing lost, and no
@@ -33,7 +33,7 @@ os.environ["OMP_NUM_THREADS"] = "1"  # sums round alike in all processes
 os.environ["HF_HUB_OFFLINE"] = "1"  # a mutated name must not be looked up elsewhere
 os.environ["WANDB_MODE"] = "offline"
 
-from tests.attacks.findings import Finding, failures, table, write  # noqa: E402
+from tests.attacks.findings import Finding, failures, table  # noqa: E402
 
 SUBJECTS = {
     "configurations": "tests.attacks.configurations",
@@ -63,7 +63,6 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--workers", type=int, default=1, help="processes that try mutants at the same time")
     parser.add_argument("--replay", metavar="SEED:INDEX", help="try this one mutant, and show everything that it said")
-    parser.add_argument("--out", type=Path, help="write counts and faults here, as JSON")
     options = parser.parse_args(arguments)
     names = list(SUBJECTS) if options.subject == "all" else [options.subject]
     seed, indices = options.seed, range(options.count)
@@ -79,8 +78,6 @@ def main(arguments: Sequence[str] | None = None) -> int:
         if options.replay:
             print(*(f"{f.outcome}: {f.mutant}\n{f.detail}" for f in found), sep="\n")
     print(failures(findings))
-    if options.out:
-        write(findings, options.out)
     return 1 if any(finding.failed for finding in findings) else 0
 
 

@@ -1,7 +1,7 @@
 """Load test of the reward server: good requests among broken, oversized, wrong and dropped ones.
 
     python -m tests.attacks.load_rewards                       # 1,000 requests from 8 clients
-    python -m tests.attacks.load_rewards --requests 10000 --clients 16 --json figures.json
+    python -m tests.attacks.load_rewards --requests 10000 --clients 16
 
 A server with the shapes scorer runs in a process of its own. Every good request's scores must be those of the same
 scorer here, bit for bit; every bad request must be refused with its status; the server's log must hold no traceback,
@@ -12,7 +12,6 @@ from __future__ import annotations
 
 import argparse
 import contextlib
-import json
 import math
 import os
 import random
@@ -48,7 +47,6 @@ def main() -> None:
     parser.add_argument("--requests", type=int, default=1000)
     parser.add_argument("--clients", type=int, default=8)
     parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("--json", type=Path, help="write the figures here")
     parser.add_argument("--server", action="store_true", help=argparse.SUPPRESS)
     options = parser.parse_args()
     if options.server:
@@ -57,8 +55,6 @@ def main() -> None:
     figures = load_test(options.requests, options.clients, options.seed)
     for name, value in figures.items():
         print(f"{name:>20}: {value}")
-    if options.json:
-        options.json.write_text(json.dumps(figures, indent=2) + "\n")
     sys.exit(1 if figures["problems"] else 0)
 
 

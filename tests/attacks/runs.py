@@ -14,7 +14,6 @@ docs/reliability.md has the figures.
 from __future__ import annotations
 
 import argparse
-import json
 import os
 import random
 import shutil
@@ -42,7 +41,6 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--kills", type=int, default=30)
     parser.add_argument("--disks", type=int, default=10)
     parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("--out", type=Path, help="write the figures here, as JSON")
     options = parser.parse_args(arguments)
     warm()
     start = time.monotonic()
@@ -61,8 +59,6 @@ def main(arguments: Sequence[str] | None = None) -> int:
     print(*(f"{name}: {found['times']} times, {found['runs']} runs, {len(found['problems'])} wrong"
             for name, found in figures.items()), sep="\n")  # fmt: skip
     print(*problems, f"All: {time.monotonic() - start:.0f} s.", sep="\n")
-    if options.out:
-        options.out.write_text(json.dumps(figures, indent=1) + "\n", encoding="utf-8")
     return 1 if problems else 0
 
 

@@ -40,7 +40,7 @@ def test_splits_have_every_kind_and_no_held_out_combination_in_common():
 
 def test_a_sentence_says_what_its_conditions_are():
     """Every class, number, colour and relation stands in it, in the order in which it is read."""
-    for prompt in (prompt for split in SPLITS for prompt in PROMPTS[split]):
+    for prompt in (prompt for split in SPLITS for prompt in PROMPTS[split][::5]):
         include, text = prompt.metadata["include"], prompt.text
         assert not text.startswith("a photo of")
         said = []
@@ -57,7 +57,7 @@ def test_the_scorers_rules_read_every_prompt_and_its_truth_holds():
     """Objects placed as the conditions ask satisfy all of them; without the first one they do not."""
     place = {"left of": (-99, 0), "right of": (99, 0), "above": (0, -99), "below": (0, 99)}
     assert len(CLASSES) == len(set(CLASSES)) == 80
-    for prompt in (prompt for split in SPLITS for prompt in PROMPTS[split][:400]):
+    for prompt in (prompt for split in SPLITS for prompt in PROMPTS[split][:200]):
         conditions = read_conditions(prompt.metadata)
         assert conditions.counting == (prompt.metadata["tag"] == "counting")
         objects, colors = {}, {}

@@ -35,22 +35,17 @@ def test_every_pair_of_attributes_is_trained_and_every_single_one_is_in_all_spli
         assert all(len({clip[i] for clip in attributes(split)}) == size for split in ("tune", "report"))
 
 
-def test_the_kind_says_whether_anything_moves():
-    kinds = {p.text.endswith("staying still"): p.metadata["kind"] for split in SPLITS for p in prompts(split)}
-    assert kinds == {True: "still", False: "moving"}
-
-
 @pytest.mark.parametrize(
     "text",
-    ["", "a cat", "a red circle", "a red circle moving", "a red circle moving away", "two red circles moving left",
-     "a red circle left", "a pink circle moving up", "a red circle moving left slowly", "a red circle moving still"],
+    ["", "a red circle", "a red circle moving away", "two red circles moving left", "a pink circle moving up",
+     "a red circle moving left slowly"],
 )  # fmt: skip
 def test_prompts_outside_the_grammar_are_refused(text):
     with pytest.raises(RewardError, match="Colours: red"):
         parse_prompt(text)
 
 
-@pytest.mark.parametrize("text", [p.text for p in prompts("tune") + prompts("report")])
+@pytest.mark.parametrize("text", [p.text for p in prompts("tune")])
 def test_renders_show_the_motion(text):
     """Independent of the checker: the mean position of the inked pixels, by plain arithmetic, at a large size."""
     size, rng = 96, np.random.default_rng(len(text))

@@ -38,9 +38,8 @@ def write(path, prompts, column="prompt"):
 
 
 @pytest.mark.parametrize("kind", ["csv", "tsv", "json", "jsonl", "parquet"])
-@pytest.mark.parametrize("column", ["prompt", "Prompts", "Text Prompt"])
-def test_every_text_of_every_format_is_a_prompt(tmp_path, kind, column):
-    path = write(tmp_path / f"a.{kind}", WORDS, column)
+def test_every_text_of_every_format_is_a_prompt(tmp_path, kind):
+    path = write(tmp_path / f"a.{kind}", WORDS, "Text Prompt")
     assert texts(path) == WORDS
     assert [prompt.metadata["id"] for prompt in load_prompts(str(path))] == [str(n) for n in range(len(WORDS))]
 
@@ -67,7 +66,7 @@ def test_a_column_of_labels_hides_no_words_and_any_column_can_be_named(tmp_path)
         load_prompts(f"{path}#text")
 
 
-@pytest.mark.parametrize("empty", ["", "  ", None])
+@pytest.mark.parametrize("empty", ["  ", None])
 def test_rows_without_a_text_are_counted_and_more_than_a_tenth_of_them_refused(tmp_path, empty):
     path = write(tmp_path / "a.jsonl", ["a cat"] * 9 + [empty])
     listed = read_prompts(str(path))
@@ -79,8 +78,9 @@ def test_rows_without_a_text_are_counted_and_more_than_a_tenth_of_them_refused(t
     assert read_prompts(str(write(path, ["a cat"]))).notes == []
 
 
-@pytest.mark.parametrize("encoding", ["utf-8", "utf-8-sig", "utf-16", "utf-16-be-mark", "utf-32"])
-@pytest.mark.parametrize("end", ["\n", "\r\n"])
+@pytest.mark.parametrize(
+    ("encoding", "end"), [("utf-8", "\r\n"), ("utf-8-sig", "\n"), ("utf-16-be-mark", "\r\n"), ("utf-32", "\n")]
+)
 def test_encodings_with_a_mark_are_decoded_and_said(tmp_path, encoding, end):
     mark, codec = ("\ufeff", "utf-16-be") if encoding == "utf-16-be-mark" else ("", encoding)
     for name, text in (("a.txt", "ein Käfer{}看板{}"), ("a.csv", "prompt{}ein Käfer{}看板{}")):

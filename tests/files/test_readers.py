@@ -5,7 +5,6 @@ import io
 import json
 import re
 import struct
-import zlib
 
 import numpy as np
 import pytest
@@ -21,7 +20,7 @@ from diffrl.gallery.records import State
 from diffrl.gallery.scoring import score_folders
 from diffrl.gallery.thumbnails import blind_image, shrink
 from reward_models import RewardError, ScorerSpec
-from reward_models.base import output_of_rows
+from reward_models.base import WithoutWeights, output_of_rows
 from reward_models.cli import main
 from reward_models.media import as_media, open_media
 from reward_models.scoring.items import peek
@@ -37,7 +36,7 @@ def folder(tmp_path_factory):
     return write_all(tmp_path_factory.mktemp("files") / "files")
 
 
-class Seen:
+class Seen(WithoutWeights):
     """Scores by the mean, and says of what it was taken: height, width, frames, rate, corners."""
 
     spec = ScorerSpec("seen", "What arrives.", (0.0, 255.0), media=("image", "video"), uses_prompt=False)
@@ -45,9 +44,6 @@ class Seen:
     def __call__(self, batch):
         rows = [(media.double().mean().item(), facts(media, batch.fps), None) for media in batch.media]
         return output_of_rows(rows, list(rows[0][1]))
-
-    def to(self, device):
-        return self
 
 
 def facts(media, fps):
@@ -174,25 +170,7 @@ def test_a_folder_of_the_gallery_scores_as_the_command_does(folder, tmp_path):
     assert failures(rows) == {}
 
 
-RAISED = (
-    RuntimeError,
-    IndexError,
-    KeyError,
-    TypeError,
-    ValueError,
-    AttributeError,
-    SyntaxError,
-    EOFError,
-    OSError,
-    MemoryError,
-    RecursionError,
-    OverflowError,
-    NotImplementedError,
-    AssertionError,
-    struct.error,
-    zlib.error,
-    Image.DecompressionBombError,
-)
+RAISED = (RuntimeError, KeyError, SyntaxError, EOFError, OSError, MemoryError, RecursionError, struct.error)
 
 
 @pytest.mark.parametrize("stage", ["open", "load"])
@@ -260,9 +238,8 @@ class Pairs(Edits):
     spec = ScorerSpec("pairs", "difference", (0.0, 255.0), uses_prompt=False, uses_source=True, scope="group")
 
 
-@pytest.mark.parametrize("seed", range(3))
-def test_a_damaged_file_is_read_or_refused_and_its_header_says_what_it_will_be(seed, folder, tmp_path):
-    random = np.random.default_rng(seed)
+def test_a_damaged_file_is_read_or_refused_and_its_header_says_what_it_will_be(folder, tmp_path):
+    random = np.random.default_rng(0)
     for name in FILES:
         data = bytearray((folder / name).read_bytes())
         for place in random.integers(0, max(1, len(data)), 5) if data else ():

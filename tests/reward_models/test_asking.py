@@ -10,11 +10,11 @@ import torch
 
 from reward_models import RewardBatch, RewardError
 from reward_models.asking import ask
-from reward_models.base import RewardOutput, ScorerSpec
+from reward_models.base import RewardOutput, ScorerSpec, WithoutWeights
 from reward_models.common.errors import BrokenScorerError
 
 
-class Scorer:
+class Scorer(WithoutWeights):
     """Mean of each sample; `does` gets the batch first, `gives` what is returned."""
 
     spec = ScorerSpec("own", "Mean value.", (0.0, 255.0), media=("image", "video"))
@@ -26,9 +26,6 @@ class Scorer:
         self.does(batch)
         raw, count = batch.media.flatten(1).float().mean(1), len(batch)
         return self.gives(RewardOutput(raw, torch.ones(count, dtype=torch.bool), [None] * count, {"half": raw / 2}))
-
-    def to(self, device):
-        return self
 
 
 def request(shape=(3, 3, 5, 7)):
@@ -111,9 +108,7 @@ class UnreadableError(Exception):
     ("error", "told"),
     [
         (SystemExit(0), "SystemExit: 0"),
-        (GeneratorExit(), "GeneratorExit"),
         (Panic("poisoned"), "Panic: poisoned"),
-        (TimeoutError("theirs"), "TimeoutError: theirs"),
         (OSError("caf\udce9 \x1b[2J\0"), "OSError: caf\ufffd \ufffd\\[2J\ufffd"),
         (ValueError("x" * 100_000), r"ValueError: x{490,500}\.\.\."),
         (UnreadableError(), "UnreadableError: a message that cannot be read"),
@@ -148,12 +143,9 @@ def test_messages_of_samples_and_refusals_can_be_stored():
     ("change", "told"),
     [
         ({"parts": {"\ud800": torch.zeros(3)}}, "names of at most 100 characters"),
-        ({"parts": {7: torch.zeros(3)}}, "names of at most 100 characters. Got 7"),
         ({"parts": None}, "TypeError"),
         ({"errors": [None, OSError("x"), None]}, r"`errors` must be text or None. Got OSError\('x'\)"),
-        ({"errors": None}, "TypeError"),
         ({"raw": torch.zeros(3, device="meta")}, "no dense tensor of real numbers"),
-        ({"raw": torch.zeros(3, dtype=torch.complex64)}, "no dense tensor of real numbers"),
         ({"parts": {"half": torch.zeros(3).to_sparse()}}, "no dense tensor of real numbers"),
     ],
 )

@@ -12,6 +12,7 @@ from reward_models import SCORERS, RewardBatch, RewardError, RewardOutput, Score
 from reward_models.base import output_of_rows
 from reward_models.registry import factory_of
 from reward_models.self_test import self_test
+from tests.tiers import daily
 
 BUILDERS = [importlib.import_module(f"tests.reward_models.tiny_{name}") for name in ("basic", "clip", "vlm", "remote")]
 TINY = {name: lambda folder, name=name: load_reward(name) for name in SCORERS if not factory_of(name).spec.weights}
@@ -25,9 +26,11 @@ def test_no_scorer_is_left_out():
 
 LONG = pytest.mark.long
 """Reading fifty images takes ten seconds; test_ocr.py reads some every time."""
+LATER = ("ocr", "geneval_strict", "moving_shapes_strict", "shapes_strict")
+"""The strict ones are a part of what another one computes."""
 
 
-@pytest.mark.parametrize("name", [pytest.param(name, marks=LONG if name == "ocr" else ()) for name in sorted(SCORERS)])
+@pytest.mark.parametrize("name", daily(sorted(SCORERS), set(SCORERS) - set(LATER)))
 def test_scorer_keeps_to_the_contract(name, tmp_path):
     scorer = TINY[name](tmp_path)
     assert check_scorer(scorer, METADATA.get(name)) == []
@@ -53,10 +56,6 @@ class Brightness:
 
     def to(self, device):
         return self
-
-
-def test_a_scorer_of_ten_lines_passes():
-    assert check_scorer(Brightness()) == []
 
 
 def score_as(values, ok=None, errors=None):
@@ -173,16 +172,10 @@ def test_a_scorer_that_makes_do_without_some_metadata_is_found(careless):
     ("change", "sentence"),
     [
         ({"batch_size": 0}, "batch_size must be a whole number of at least 1. Got 0"),
-        ({"batch_size": "16"}, "Got '16'"),
         ({"requires": "include"}, "requires must be a tuple of keys"),
-        ({"range": None}, "range must be two numbers"),
         ({"range": (1.0, 0.0)}, "range must be two numbers, .* Got \\(1.0, 0.0\\)"),
-        ({"scaling": (1.0,)}, "scaling must be two numbers"),
         ({"scaling": (0.0, 0.0)}, "scale not 0"),
-        ({"media": 3}, "media must be of 'image' and 'video'"),
         ({"media": ("sound",)}, "media must be of 'image' and 'video'"),
-        ({"scope": "batch"}, "scope must be 'sample' or 'group'"),
-        ({"name": ""}, "name must be text"),
         ({"weights": "somewhere", "scope": "batch"}, "scope must be .*weights need their weights_license"),
     ],
 )
@@ -205,11 +198,9 @@ def raises(*arguments):
 @pytest.mark.parametrize(
     ("parts", "sentence"),
     [
-        ({"to": None}, "must return the scorer itself. It raised TypeError"),
         ({"to": raises}, "must return the scorer itself. It raised KeyError"),
         ({"to": lambda device: None}, "must return the scorer itself. Got NoneType"),
         ({"contrasts": raises}, "cannot be used: KeyError: 'unfinished'"),
-        ({"contrasts": list}, "cannot be used: IndexError"),
         ({"contrasts": lambda: [1, 2]}, "cannot be used: AttributeError"),
     ],
 )

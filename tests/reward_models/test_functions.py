@@ -7,7 +7,6 @@ import pytest
 import torch
 
 from reward_models import RewardBatch, RewardError, check_scorer, load_reward
-from reward_models.scoring.identity import scorer_facts
 
 MODULE = """
 import numpy as np
@@ -115,10 +114,3 @@ def test_videos_and_functions_that_are_made(own):
 def test_what_is_no_number_a_sample_is_refused(own, name, told):
     with pytest.raises(RewardError, match=told):
         load_reward(f"{own}:{name}")(batch())
-
-
-def test_the_file_of_the_function_is_what_a_run_depends_on(own, tmp_path):
-    before = scorer_facts(f"{own}:ddpo", {}, None)
-    assert before["options"]["gain"] == 1.0
-    (tmp_path / "function_rewards.py").write_text(MODULE.replace("image[0]", "image[1]"))
-    assert scorer_facts(f"{own}:ddpo", {}, None)["source"] != before["source"]

@@ -5,10 +5,8 @@ import pytest
 from tests.attacks.load_rewards import load_test
 
 
-@pytest.mark.parametrize(
-    "count", [pytest.param(150, marks=pytest.mark.long), pytest.param(1000, marks=pytest.mark.slow)]
-)
-def test_nothing_is_lost_under_load(count):
+@pytest.mark.long
+def test_nothing_is_lost_under_load(count=150):
     figures = load_test(count, clients=8, seed=count)
     assert figures["problems"] == [] and figures["tracebacks"] == 0
     parts = ("good and right", "refused as they must", "dropped on purpose")

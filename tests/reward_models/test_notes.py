@@ -11,13 +11,12 @@ import torch
 
 from reward_models import RewardBatch, check_scorer, load_reward, score_media
 from reward_models.asking import ask
-from reward_models.base import RewardOutput, ScorerSpec, WithoutWeights, output_of_rows
+from reward_models.base import ScorerSpec, WithoutWeights, output_of_rows
 from reward_models.common.errors import BrokenScorerError
 from reward_models.common.messages import LONGEST_NOTE, brief
 from reward_models.scoring.cache import Score, ScoreCache
 from reward_models.serving.server import background
 from reward_models.serving.wire import decode_output, encode_output
-from reward_models.text.ocr import OcrScorer
 
 
 class Telling(WithoutWeights):
@@ -92,13 +91,6 @@ def test_of_a_clip_it_is_said_once_or_frame_by_frame(monkeypatch):
     assert mean(RewardBatch(clips, ["p"] * 3, fps=8.0)).notes == ["it is 4", "frame 0: it is 4; frame 2: it is 6", None]
 
 
-def test_ocr_says_what_it_read():
-    scorer = object.__new__(OcrScorer)  # its engines are packages of their own
-    scorer.read, scorer.lines = lambda picture: "Gr en", None
-    output = scorer(RewardBatch(torch.zeros(2, 3, 5, 7, dtype=torch.uint8), ['a sign "green"', "no target"]))
-    assert output.raw[0] == pytest.approx(0.8) and output.notes == ['read "gren"', None]
-
-
 def test_known_scores_keep_their_notes_and_older_caches_their_scores(tmp_path):
     path = tmp_path / "scores.sqlite"
     with sqlite3.connect(path) as old:
@@ -110,8 +102,3 @@ def test_known_scores_keep_their_notes_and_older_caches_their_scores(tmp_path):
             cache.put("r 1", [("b", Score(0.25, {"p": 1.0}, note="why"))])
             assert asdict(cache.get("a")) == {"raw": 0.5, "parts": {}, "error": None, "note": None}
             assert asdict(cache.get("b")) == {"raw": 0.25, "parts": {"p": 1.0}, "error": None, "note": "why"}
-
-
-def test_an_output_without_notes_has_none():
-    output = RewardOutput(torch.zeros(2), torch.ones(2, dtype=torch.bool), [None, None])
-    assert output.notes == () and output.note(1) is None

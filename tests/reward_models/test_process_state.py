@@ -70,8 +70,7 @@ def unsaid(monkeypatch):
     monkeypatch.setattr(process_state, "_said", set())
 
 
-@pytest.mark.parametrize("gradients", [True, False])
-@pytest.mark.parametrize("what", PUT_BACK)
+@pytest.mark.parametrize(("what", "gradients"), [*((what, False) for what in PUT_BACK), ("gradient mode", True)])
 def test_what_a_scorer_leaves_changed_is_put_back_and_said_once(what, gradients):
     change, batch = PUT_BACK[what], request()
     with torch.set_grad_enabled(gradients):

@@ -12,8 +12,6 @@ from reward_models import RewardError, load_reward
 from reward_models.neural import find_file
 
 MODULE = """
-import functools
-from reward_models.base import ScorerSpec
 from reward_models.images.picture_statistics import SharpnessScorer
 
 NUMBER = 7
@@ -47,10 +45,6 @@ class NoTo(NoCall):
         pass
 
 
-class NoSpec(NoTo):
-    spec = "sharpness"
-
-
 class RaisingSpec(NoTo):
     @property
     def spec(self):
@@ -59,25 +53,6 @@ class RaisingSpec(NoTo):
 
 def a_class():
     return SharpnessScorer
-
-
-made = functools.partial(Strict, "here", side=5)
-
-
-def flow(images, prompts, metadata, only_strict=True):
-    return [float(image.mean()) for image in images], {}
-
-
-def flow_of_a_factory(size=3):
-    return lambda images, prompts, metadata: flow(images, prompts, metadata)
-
-
-def trl(prompts, completions, **columns):
-    return [0.5 for _ in completions]
-
-
-def one(image, prompt):
-    return 0.5
 
 
 def batch_list(batch):
@@ -114,10 +89,7 @@ def own(tmp_path, monkeypatch):
     ("text", "told"),
     [
         ("def broken(:\n", "SyntaxError: invalid syntax"),
-        ("unknown_name\n", "NameError: name 'unknown_name' is not defined."),
         ("raise RuntimeError('no card\\nin this machine')\n", "RuntimeError: no card."),
-        ("raise OSError('disk')\n", "OSError: disk."),
-        ("import no_such_package_at_all\n", "ModuleNotFoundError: No module named 'no_such_package_at_all'."),
         ("import sys; sys.exit(3)\n", "SystemExit: 3."),
         (
             "from reward_models import ScorerSpec\nScorerSpec('caf\\udce9', 'x', (0, 1))\n",
@@ -125,7 +97,6 @@ def own(tmp_path, monkeypatch):
         ),
         ("class Panic(BaseException): pass\nraise Panic('caf\\udce9')\n", "Panic: caf\ufffd."),
         ("class Other: pass\n", "AttributeError: module .* has no attribute 'Mine'."),
-        ("raise KeyError\n", "KeyError. Check"),
     ],
 )
 def test_a_module_that_cannot_be_imported(own, text, told):
@@ -138,7 +109,6 @@ def test_a_module_that_cannot_be_imported(own, text, told):
     ("name", "options", "told"),
     [
         ("Raising", {}, "own_rewards:Raising cannot be made: ValueError: boom. Check its options"),
-        ("Raising", {"kind": "OSError"}, "Raising cannot be made with the options kind: OSError: boom."),
         ("Raising", {"kind": "TypeError", "told": "x"}, "cannot be made with the options kind, told: TypeError: x."),
         ("Raising", {"kind": "exit"}, "cannot be made with the options kind: SystemExit: boom."),
         ("Strict", {}, "needs the option path. Got no options. Add it. It takes: path, side, mode."),
@@ -146,9 +116,7 @@ def test_a_module_that_cannot_be_imported(own, text, told):
         ("Loose", {"path": "x", "sied": 3}, "Loose does not take these options: sied. .*unexpected keyword argument"),
         ("Told", {"path": "x", "sied": 3}, "Told does not take these options: sied. It takes: path, side, mode."),
         ("NUMBER", {}, "own_rewards:NUMBER is 7"),
-        ("NoCall", {}, "own_rewards:NoCall gives a NoCall without a `__call__`"),
         ("NoTo", {}, "gives a NoTo without a method `to\\(device\\)`"),
-        ("NoSpec", {}, "gives a NoSpec without a `spec` that is a reward_models.ScorerSpec"),
         ("RaisingSpec", {}, "gives a RaisingSpec without a `spec`"),
         ("a_class", {}, "without an instance: it is a class"),
     ],
@@ -159,7 +127,7 @@ def test_what_gives_no_scorer(own, name, options, told):
     assert f"own_rewards:{name}" in str(caught.value) and "\n" not in str(caught.value)
 
 
-@pytest.mark.parametrize("name", ["one", "batch_list", "Model"])
+@pytest.mark.parametrize("name", ["batch_list", "Model"])
 def test_a_function_that_scores_in_no_known_form_is_told_from_a_scorer(own, name):
     """Nobody can add `images` as an option: whoever wrote it hears which form to give it."""
     with pytest.raises(RewardError) as caught:
@@ -190,18 +158,12 @@ def test_what_cannot_be_moved_is_no_scorer_of_a_run(own, to, told):
         make_scorers(rewards, "rewards")
 
 
-def test_what_gives_one(own):
-    module = own(MODULE)
-    for name, options in (("Strict", {"path": "x", "side": 1}), ("Loose", {"path": "x"}), ("made", {"mode": "max"})):
-        assert load_reward(f"{module}:{name}", **options).spec.name == "sharpness"
-
-
 def test_a_function_of_a_library_is_no_reward():
     with pytest.raises(RewardError, match="os:getcwd gives a str without a `__call__`"):
         load_reward("os:getcwd")
 
 
-@pytest.mark.parametrize("name", ["sharpness", "temporal_flicker", "pickscore", "ocr"])
+@pytest.mark.parametrize("name", ["sharpness", "pickscore"])
 def test_the_options_are_listed_for_one_that_is_not_among_them(name):
     from reward_models.registry import factory_of
 
@@ -211,7 +173,7 @@ def test_the_options_are_listed_for_one_that_is_not_among_them(name):
     assert listed == (list(inspect.signature(factory_of(name)).parameters) or ["none"])
 
 
-@pytest.mark.parametrize("place", ["models/HPS.pt", "head.pth", "org/model.bin", "owner/Model.SAFETENSORS"])
+@pytest.mark.parametrize("place", ["models/HPS.pt", "owner/Model.SAFETENSORS"])
 def test_a_mistyped_file_is_not_looked_for_on_the_hub(place, tmp_path, monkeypatch):
     def download(*arguments, **options):
         raise AssertionError("the hub was asked")

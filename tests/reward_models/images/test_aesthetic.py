@@ -23,7 +23,7 @@ def affine_map(state):
     return weight[0], bias[0]
 
 
-@pytest.mark.parametrize("size", [(37, 53), (61, 47), (29, 90), (28, 31)])
+@pytest.mark.parametrize("size", [(37, 53), (29, 90)])
 def test_scores_are_an_affine_map_of_the_unit_embedding(tmp_path, size):
     scorer, media = aesthetic(tmp_path), pictures(4, *size)
     raw = scorer(RewardBatch(media, ["x", "", "y", "z"])).raw

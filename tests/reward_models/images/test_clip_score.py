@@ -45,7 +45,7 @@ def expected(folder, media, prompts):
     return torch.stack(scores)
 
 
-@pytest.mark.parametrize("size", [(37, 53), (61, 47), (28, 28), (28, 31)])
+@pytest.mark.parametrize("size", [(37, 53), (28, 28)])
 def test_scores_are_cosines_of_clip_by_hand(tmp_path, size):
     scorer, media = clip_score(tmp_path), pictures(4, *size)
     output = scorer(RewardBatch(media, PROMPTS))
@@ -106,13 +106,10 @@ def test_weights_trained_with_another_activation_are_refused(model, tag):
     [
         ({"engine": "tensorflow"}, "engine must be one of transformers, open_clip. Got 'tensorflow'"),
         ({"pretrained": "openai"}, "pretrained is for engine='open_clip'"),
-        ({"dtype": "int8"}, "dtype must be one of"),
         ({"engine": "open_clip", "model": "ViT-Z-1", "pretrained": "openai"}, "open_clip has no model 'ViT-Z-1'"),
         ({"engine": "open_clip", "model": "ViT-B-32"}, "needs pretrained=TAG.*laion2b"),
         ({"engine": "open_clip", "model": "ViT-B-32", "pretrained": "/nowhere.pt"}, "cannot load ViT-B-32"),
         ({"engine": "open_clip", "model": "hf-hub:a/b", "pretrained": "openai"}, "brings its own weights"),
-        ({"model": "/nowhere"}, "no directory /nowhere"),
-        ({"colour": "red"}, "does not take these options"),
     ],
 )
 def test_what_cannot_be_is_refused(options, sentence):
@@ -167,7 +164,6 @@ def test_another_models_weights_are_refused(tmp_path):
         ({"size": 32, "crop_size": 32}, "makes 32 pixels.*takes 28"),
         ({"size": {"height": 28, "width": 30}}, "asks for something else"),
         ({"resample": 2}, "asks for something else"),
-        ({"do_center_crop": False}, "asks for something else"),
     ],
 )
 def test_foreign_preprocessing_is_refused(tmp_path, changes, sentence):
@@ -191,7 +187,7 @@ def test_a_tokenizer_that_would_make_all_prompts_alike_is_refused(tmp_path):
     torch.testing.assert_close(raw, expected(folder, media, PROMPTS), rtol=1e-4, atol=1e-5)
 
 
-@pytest.mark.parametrize("size", [(37, 53), (61, 47), (300, 225), (224, 224), (512, 384), (9, 200)])
+@pytest.mark.parametrize("size", [(61, 47), (300, 225), (9, 200)])
 def test_cropping_is_torchvisions_and_transformers_to_the_bit(size, tmp_path):
     from transformers.models.clip.image_processing_pil_clip import CLIPImageProcessorPil
 
@@ -209,7 +205,7 @@ def test_new_and_old_processor_files_mean_the_same(tmp_path):
 
 
 @pytest.mark.parametrize("antialias", [True, False])
-@pytest.mark.parametrize("size", [(37, 53), (61, 47), (300, 225), (500, 3), (224, 101)])
+@pytest.mark.parametrize("size", [(37, 53), (300, 225), (500, 3)])
 def test_padding_is_torchvisions(size, antialias):
     from torchvision.transforms import InterpolationMode
     from torchvision.transforms import functional as vision

@@ -13,7 +13,7 @@ from torch.nn.functional import linear, relu
 
 from reward_models import RewardBatch, RewardError, load_reward
 from reward_models.images.hpsv3 import INSTRUCTION
-from reward_models.images.qwen_reward import CannotJudgeError, current_names, fitting_size, patches_of
+from reward_models.images.qwen_reward import current_names, fitting_size
 from tests.reward_models.tiny_vlm import random_model, save_hpsv3
 
 PROMPTS = ["a red circle", "a blue square moving right and a green triangle below it", "circle"]
@@ -83,24 +83,10 @@ def test_scores_are_those_of_transformers_unpadded(files, scorer, positions):
     assert output.ok.all() and len(set(output.raw.tolist())) == 3
 
 
-def test_positions_matter(files, scorer):
-    other = load_reward("hpsv3", checkpoint=str(files[0]), model=str(files[1]), positions="mrope")
-    batch = RewardBatch(pictures(), PROMPTS)
-    assert (other(batch).raw - scorer(batch).raw).abs().min() > 1e-3
-
-
 def test_instruction_is_the_published_one():
     # The digest was taken of INSTRUCTION + prompt_with_special_token in the wheel hpsv3-1.0.0.
     digest = "f6ee57479d4e9eee76b49c00dc962e1e696a5a2b3cc32cebd9b1fa76fe27502c"
     assert hashlib.sha256(INSTRUCTION.encode()).hexdigest() == digest
-
-
-@pytest.mark.parametrize(
-    ("size", "expected"),
-    [((512, 512), (448, 448)), ((1024, 1024), (448, 448)), ((37, 53), (392, 560)), ((720, 1280), (336, 588))],
-)
-def test_sizes_worked_out_by_hand(size, expected):
-    assert fitting_size(*size, 28, 200704, 200704) == expected
 
 
 def test_sizes_are_those_of_transformers():
@@ -111,21 +97,6 @@ def test_sizes_are_those_of_transformers():
         for least, most in ((200704, 200704), (100352, 200704)):
             theirs = smart_resize(int(height), int(width), 28, least, most)
             assert fitting_size(int(height), int(width), 28, least, most) == theirs
-
-
-def test_slivers_are_refused():
-    with pytest.raises(CannotJudgeError, match="too elongated"):
-        fitting_size(3, 601, 28, 200704, 200704)
-
-
-def test_patches_are_those_of_transformers():
-    from transformers import Qwen2VLImageProcessor
-
-    picture = pictures(84, 140, 1)
-    theirs = Qwen2VLImageProcessor(do_resize=False)(list(picture), return_tensors="pt")
-    pixels, grid = patches_of(picture, 14, 2, 2)
-    assert theirs["image_grid_thw"].tolist() == [list(grid)] == [[1, 6, 10]]
-    torch.testing.assert_close(pixels, theirs["pixel_values"], rtol=1e-5, atol=1e-6)
 
 
 def test_both_key_layouts_load(files, scorer, tmp_path):
@@ -141,14 +112,6 @@ def test_head_stays_in_float32_and_scores_close_in_bfloat16(files, scorer):
     assert {weight.dtype for weight in half.qwen.model.parameters()} == {torch.bfloat16}
     batch = RewardBatch(pictures(), PROMPTS)
     assert half(batch).raw.tolist() == pytest.approx(scorer(batch).raw.tolist(), abs=0.05)
-
-
-def test_no_gradients_and_no_autocast(scorer):
-    batch = RewardBatch(pictures(), PROMPTS)
-    with torch.autocast("cpu", dtype=torch.bfloat16):
-        output = scorer(batch)
-    assert torch.equal(output.raw, scorer(batch).raw)
-    assert not output.raw.requires_grad and not any(weight.requires_grad for weight in scorer.qwen.parameters())
 
 
 def test_a_prompt_with_the_models_marks_fails_alone(scorer):
@@ -173,7 +136,6 @@ def test_instruction_must_hold_prompt_and_token(files):
     [
         (lambda state: state.pop("model.layers.1.mlp.up_proj.weight"), "missing: model.language_model.layers.1"),
         (lambda state: state.update(extra=torch.zeros(1)), "unknown: extra"),
-        (lambda state: state.update({"rm_head.5.weight": torch.zeros(4, 16)}), "another shape: rm_head.5.weight"),
         (lambda state: state.update({"visual.merger.mlp.0.weight": torch.zeros(4, 4)}), "another shape: model.visual"),
         (lambda state: state.update({"model.embed_tokens.weight": torch.zeros(9, 32)}), "9 token embeddings"),
     ],
@@ -189,18 +151,13 @@ def test_weights_that_do_not_fit_are_refused(files, tmp_path, change, sentence):
 def test_other_mistakes_are_told(files, tmp_path):
     for options, sentence in (
         ({"positions": "both"}, "sequential or mrope"),
-        ({"dtype": "int8"}, "dtype must be"),
         ({"checkpoint": str(tmp_path)}, "looks for HPSv3.safetensors"),
-        ({"model": str(tmp_path / "none")}, "There is no directory"),
     ):
         with pytest.raises(RewardError, match=sentence):
             load_reward("hpsv3", **{"checkpoint": str(files[0]), "model": str(files[1]), **options})
     (tmp_path / "config.json").write_text('{"model_type": "clip"}')
     with pytest.raises(RewardError, match="Qwen2-VL base model"):
         load_reward("hpsv3", checkpoint=str(files[0]), model=str(tmp_path))
-
-
-def test_a_file_cut_off_is_told(files, tmp_path):
     (tmp_path / "HPSv3.safetensors").write_bytes(struct.pack("<Q", 99) + b"{")
     with pytest.raises(RewardError, match="cannot be read"):
         load_reward("hpsv3", checkpoint=str(tmp_path), model=str(files[1]))

@@ -1,4 +1,4 @@
-"""Against naive loops in double precision, SciPy, OpenCV and closed forms."""
+"""Against SciPy and loops over pixels in double precision."""
 
 import math
 
@@ -10,8 +10,6 @@ from scipy import ndimage
 from reward_models import RewardBatch, load_reward
 from reward_models.images import picture_statistics
 from reward_models.images.picture_statistics import colourfulness, in_pieces, laplacian_variance, rmscontrast
-
-NAMES = ("sharpness", "contrast", "colourfulness")
 
 
 def random_pictures(count=3, height=37, width=53, seed=0):
@@ -28,30 +26,10 @@ def luma(picture):
     return 0.299 * red + 0.587 * green + 0.114 * blue
 
 
-def test_sharpness_is_a_naive_double_loop():
-    picture = random_pictures(1, 11, 7)[0]
-    grey = luma(picture)
-    values = []
-    for y in range(1, 10):
-        for x in range(1, 6):
-            values.append(grey[y - 1, x] + grey[y + 1, x] + grey[y, x - 1] + grey[y, x + 1] - 4 * grey[y, x])
-    mean = sum(values) / len(values)
-    expected = sum((value - mean) ** 2 for value in values) / len(values)
-    assert score("sharpness", picture[None]).item() == pytest.approx(expected, rel=1e-5)
-
-
 def test_sharpness_is_scipys_laplacian_inside():
     media = random_pictures()
     expected = [ndimage.laplace(luma(picture))[1:-1, 1:-1].var() for picture in media]
     assert score("sharpness", media).tolist() == pytest.approx(expected, rel=1e-5)
-
-
-def test_sharpness_is_near_opencvs_recipe():
-    """Which rounds the luma and mirrors at the border."""
-    cv2 = pytest.importorskip("cv2")
-    picture = random_pictures(1, 128, 160)[0]
-    grey = cv2.cvtColor(picture.permute(1, 2, 0).contiguous().numpy(), cv2.COLOR_RGB2GRAY)
-    assert score("sharpness", picture[None]).item() == pytest.approx(cv2.Laplacian(grey, cv2.CV_64F).var(), rel=0.03)
 
 
 def test_a_picture_without_inner_pixels_is_not_scored():
@@ -67,17 +45,6 @@ def test_contrast():
     half[..., 5:] = 255
     assert score("contrast", half).item() == pytest.approx(0.5)
     assert score("contrast", half[..., :5]).item() == 0
-
-
-def test_colourfulness_in_closed_form():
-    """Flat red has no spread: 0.3 |(255, 127.5)|. Half red, half blue: rg is 255, 0 and yb is 127.5, -255."""
-    red = torch.zeros(1, 3, 4, 6, dtype=torch.uint8)
-    red[:, 0] = 255
-    assert score("colourfulness", red).item() == pytest.approx(0.3 * math.hypot(255, 127.5), rel=1e-6)
-    both = red.clone()
-    both[..., 3:] = torch.tensor([0, 0, 255], dtype=torch.uint8)[:, None, None]
-    expected = math.hypot(255 / 2, 382.5 / 2) + 0.3 * math.hypot(127.5, -63.75)
-    assert score("colourfulness", both).item() == pytest.approx(expected, rel=1e-6)
 
 
 def test_colourfulness_against_a_loop_over_pixels():

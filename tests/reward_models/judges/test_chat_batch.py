@@ -129,16 +129,6 @@ def test_a_pause_beyond_the_deadline_is_not_begun(closed):
     assert seconds < SOON - 10 and "deadline of 50 s; before, " in str(answer) and "Connection refused" in str(answer)
 
 
-def test_the_next_batch_has_a_deadline_of_its_own(start):
-    hung = threading.Event()
-    judge = start(lambda handler, number, body: said() if hung.wait(LONG) else None)
-    asker = client(judge.url, deadline=0.5, concurrency=2)
-    assert all(isinstance(answer, AnswerError) for answer in asker.ask_all(questions(2)))
-    hung.set()
-    asker.deadline = LONG
-    assert all(isinstance(answer, Reply) for answer in asker.ask_all(questions(5)))
-
-
 def test_an_error_in_the_making_of_a_question_is_raised_at_once(deaf):
     def broken():
         raise ZeroDivisionError("no such picture")

@@ -1,13 +1,11 @@
 """What is asked of a judge, what is read in its answers, and what becomes of answers that hold no score."""
 
-import json
 import math
 
 import pytest
 import torch
 
 from reward_models import RewardBatch, RewardError, check_scorer, load_reward
-from reward_models.judges.judging import shown_frames
 from reward_models.judges.vlm_judge import _pattern
 from reward_models.text.answers import matched_number
 from tests.reward_models.judges.judge_server import Judge, pictures_of, question_of, said
@@ -96,11 +94,6 @@ def test_an_empty_clip_fails_and_is_not_asked(start):
     assert not output.ok.any() and "nothing to see" in output.errors[0] and not judge.asked
 
 
-def test_frames_are_floor_of_even_shares():
-    assert shown_frames(81, 8) == [int(i * 81 / 8) for i in range(8)]
-    assert shown_frames(3, 8) == [0, 1, 2] and shown_frames(0, 8) == []
-
-
 def test_a_judge_on_another_scale_fails(start):
     texts = ["Score: 4/10", "Score: 4 out of 5", "Score: 4,5", "Score: 1e0"]
     output = scores(start(), texts, answer="regex", range=(1, 5))
@@ -110,13 +103,6 @@ def test_a_judge_on_another_scale_fails(start):
         start(), ['{"score": "4/10"}', '{"score": "4,5"}', '{"score": "1e0"}', '{"score": 4}'], range=(1, 5)
     )
     assert output.ok.tolist() == [False, False, False, True]
-
-
-def test_a_remark_in_brackets_is_never_the_score(start):
-    texts = ["Score (1-10): 7", "Score (1-10):", "**Score:** 4.5", "I would say 7 out of 10"]
-    output = scores(start(), texts, answer="regex")
-    assert output.ok.tolist() == [True, False, True, False]
-    assert output.raw[[0, 2]].tolist() == [7, 4.5] and output.raw[[1, 3]].isnan().all()
 
 
 def test_own_patterns(start):
@@ -143,16 +129,6 @@ def test_answers_cut_off_fail(start):
     assert "raise max_tokens" in output.errors[0]
 
 
-def test_failed_requests_are_failed_samples(start):
-    judge = start(
-        lambda handler, number, body: handler.reply(500, b"") if "blue" in question_of(body) else said('{"score": 2}')
-    )
-    output = load(judge)(RewardBatch(pictures(), PROMPTS))
-    assert output.ok.tolist() == [True, True, False, True]
-    assert output.raw.tolist() == pytest.approx([2, 2, math.nan, 2], nan_ok=True)
-    assert "answered 500" in output.errors[2]
-
-
 def test_a_server_that_dies_is_all_failures_and_no_exception():
     judge = Judge()
     scorer = load(judge, retries=0, check=False)  # which would leave a connection open
@@ -173,25 +149,12 @@ def test_the_spec_says_the_range(start):
     [
         ({"answer": "xml"}, "json, regex, yes_probability"),
         ({"range": [5, 1]}, "lowest, highest"),
-        ({"range": [0]}, "lowest, highest"),
         ({"range": [0, "9"]}, "lowest, highest"),
-        ({"frames": 0}, "whole number from 1"),
         ({"source": "yes"}, "true or false"),
-        ({"pattern": "("}, "regular expression"),
         ({"pattern": r"\d+"}, "one group"),
         ({"words": ["Yes"]}, "two words"),
-        ({"words": "Ja"}, "two words"),
-        ({"speed": 3}, "does not take these options"),
     ],
 )
 def test_wrong_options_are_told(options, sentence):
     with pytest.raises(RewardError, match=sentence):
         load_reward("vlm_judge", **{"url": "http://127.0.0.1:1", "model": "judge", "check": False, **options})
-
-
-def test_requests_are_plain_json(start):
-    judge = start()
-    load(judge, extra={"chat_template_kwargs": {"enable_thinking": False}})(RewardBatch(pictures(1), ["a"]))
-    body = json.loads(json.dumps(judge.asked[0]))
-    assert body["chat_template_kwargs"] == {"enable_thinking": False} and body["temperature"] == 0
-    assert [part["type"] for part in body["messages"][0]["content"]] == ["image_url", "text"]

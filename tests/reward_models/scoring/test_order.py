@@ -2,20 +2,20 @@
 
 import random
 
-import numpy as np
 import pytest
-from PIL import Image
 
 from reward_models.common.errors import RewardError
+from reward_models.media import to_pil
 from reward_models.scoring.order import natural_key
 from reward_models.scoring.sources import Selection, collect
+from reward_models.self_test import noise
 
 
 @pytest.fixture
 def numbered(tmp_path):
     """Twelve images 1.png ... 12.png, and as many lines that say their number."""
     for number in range(1, 13):
-        Image.fromarray(np.full((4, 4, 3), number, np.uint8)).save(tmp_path / f"{number}.png")
+        to_pil(noise(4)).save(tmp_path / f"{number}.png")
     (tmp_path / "prompts.txt").write_text("\n".join(f"number {n}" for n in range(1, 13)))
     return tmp_path
 

@@ -61,14 +61,8 @@ def test_only_what_changed_is_scored_again(scored, counting, pictures, tmp_path)
     prompts = tmp_path / "p.jsonl"
     prompts.write_text("\n".join(json.dumps({"file": f"{n}.png", "prompt": "p", "tag": n % 2}) for n in range(5)))
     assert scored(*command, "--prompts", prompts) == 4
-    assert scored(*command, "--prompts", prompts) == 0
-
-
-def test_a_copy_elsewhere_is_known(scored, counting, pictures):
-    command = ["--reward", counting("mine_copies")]
-    assert scored(pictures, *command) == 5
     pictures.rename(pictures.with_name("moved"))
-    assert scored(pictures.with_name("moved"), *command) == 0
+    assert scored(pictures.with_name("moved"), *command[1:], "--prompts", prompts) == 0
 
 
 def test_a_new_version_and_new_source_are_scored_again(scored, counting, pictures):
@@ -110,16 +104,17 @@ def test_a_reward_that_an_option_gives_another_is_not_known(monkeypatch, countin
         assert can_be_cached(Loaded(RewardSettings(name="video_mean", options=options), scorer, 1)) is expected
 
 
-@pytest.mark.parametrize("column", ["raw", "parts", "note"])
-@pytest.mark.parametrize("value", ["no json", "[1]", '{"p": "x"}', b"\xff", "[" * 9999])
+@pytest.mark.parametrize(
+    ("column", "value"),
+    [("raw", "no json"), ("parts", "[1]"), ("parts", '{"p": "x"}'), ("parts", "[" * 9999), ("note", b"\xff")],
+)
 def test_a_damaged_row_is_scored_again(score, pictures, tmp_path, column, value):
     command = [pictures, "--reward", "shapes", "--json"]
     first = score(*command).summary["rewards"]["shapes"]
-    if column != "note" or isinstance(value, bytes):  # any text is a note
-        with sqlite3.connect(tmp_path / "cache/diffrl/scores.sqlite") as database:
-            database.execute(f"UPDATE scores SET {column} = ?", (value,))
-        second = score(*command).summary["rewards"]["shapes"]
-        assert (second["cached"], second["mean"]) == (0, first["mean"])
+    with sqlite3.connect(tmp_path / "cache/diffrl/scores.sqlite") as database:
+        database.execute(f"UPDATE scores SET {column} = ?", (value,))
+    second = score(*command).summary["rewards"]["shapes"]
+    assert (second["cached"], second["mean"]) == (0, first["mean"])
     assert score(*command).summary["rewards"]["shapes"]["cached"] == 5
 
 
@@ -135,7 +130,7 @@ def test_one_more_or_less_in_a_group_makes_all_of_it_new(score, rows, tmp_path):
     folder, cached = tmp_path / "in", []
     folder.mkdir()
     command = [folder, "--reward", "diversity", "--out", tmp_path / "s.jsonl", "--json"]
-    for members in ([0, 1], [0, 1, 2], [0, 1, 2, 3], [0, 1, 2, 3], [0, 2, 3]):
+    for members in ([0, 1], [0, 1, 2, 3], [0, 1, 2, 3], [0, 2, 3]):
         for number in range(4):
             if number in members:
                 to_pil(media[number]).save(folder / f"{number}.png")
@@ -146,7 +141,7 @@ def test_one_more_or_less_in_a_group_makes_all_of_it_new(score, rows, tmp_path):
         batch = RewardBatch(torch.stack([media[i] for i in members]), [""] * count, (), None, [0] * count)
         found = [row["rewards"]["diversity"]["raw"] for row in rows(tmp_path / "s.jsonl")]
         assert found == pytest.approx(load_reward("diversity")(batch).raw.tolist(), rel=1e-6)
-    assert cached == [0, 0, 0, 4, 0]
+    assert cached == [0, 0, 4, 0]
 
 
 @pytest.mark.parametrize("folder", [False, True])
@@ -226,18 +221,8 @@ def test_an_interrupted_run_goes_on_where_it_stopped(counting, pictures, tmp_pat
     full = "self.log.exists() and len(self.log.read_text().splitlines()) >= 12"
     hold = f"import time\n        while {full} and Path({str(wait)!r}).exists(): time.sleep(0.01)"
     name = counting("slow", before=hold)  # it comes no further before it is interrupted
-    command = [
-        sys.executable,
-        "-m",
-        "reward_models",
-        "score",
-        str(pictures),
-        "--reward",
-        name,
-        "--option",
-        f"log={tmp_path / 'log'}",
-    ]
-    command += ["--batch-size", "2", "--out", str(out)]
+    command = [sys.executable, "-m", "reward_models", "score", str(pictures), "--reward", name, "--batch-size", "2"]
+    command += ["--option", f"log={tmp_path / 'log'}", "--out", str(out)]
     environment = {**os.environ, "PYTHONPATH": f"{Path.cwd()}{os.pathsep}{tmp_path}"}
     first = subprocess.Popen(command, env=environment, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
     until(lambda: first.poll() is not None or log.exists() and len(log.read_text().splitlines()) >= 12)

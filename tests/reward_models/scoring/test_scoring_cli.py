@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import logging
 import signal
 import subprocess
 import sys
@@ -56,28 +55,18 @@ def test_help_loads_nothing_heavy():
         ([], "`score` takes files or folders"),
         (["IN"], "At least one reward"),
         (["IN", "--reward", "shaps"], "Did you mean 'shapes'"),
-        (["IN", "--reward", "no_such_module:X"], "cannot be imported"),
-        (["IN", "--reward", "json:JSONDecoder"], "callable with a `spec`"),
         (["IN", "--reward", "total=shapes"], "weighted sum"),
+        (["IN", "--reward", "two words=sharpness"], "label: String should match pattern"),
         (["IN", "--reward", "shapes", "--reward", "shapes"], "the same label"),
-        (["IN", "--reward", "shapes", "--option", "no_such=1"], "does not take these options"),
-        (
-            ["IN", "--reward", "a=sharpness", "--reward", "a=contrast"],
-            "--reward first=sharpness --reward second=contrast",
-        ),
         (["IN", "--reward", "sharpness", "--option", "no_such=1"], "these options: no_such. It takes "),
-        (["IN", "--reward", "os:getcwd"], "os:getcwd gives a str without a `__call__`"),
-        (["IN", "--reward", "shapes", "--option", "color_error"], "KEY=VALUE"),
         (["IN", "--reward", "shapes", "--option", "other.color_error=1"], "KEY=VALUE"),
         (["IN", "--reward", "shapes", "--option", "color_error=[1"], "cannot be read as YAML"),
         (["IN", "--reward", "shapes", "--reward", "sharpness", "--option", "x=1"], "whose it is"),
         (["IN", "--reward", "shapes", "--device", "gpu"], "auto, cpu, cuda or cuda:NUMBER"),
         (["IN", "--reward", "shapes", "--device", "cuda:77"], "no device cuda:77"),
         (["IN", "--reward", "shapes", "--dtype", "float16"], "--dtype is for rewards with weights"),
-        (["IN", "--reward", "shapes", "--config", "no.yaml"], "no.yaml"),
         (["IN", "--reward", "shapes", "--media", "sound"], "--media is image or video"),
         (["IN", "--reward", "shapes", "--prompt", "x", "--prompts", "y.txt"], "Give one of them"),
-        (["IN", "--reward", "shapes", "--prompts", "y.yaml"], ".txt file"),
     ],
 )
 def test_a_mistake_is_one_sentence(refused, pictures, arguments, expected):
@@ -88,9 +77,6 @@ def test_a_mistake_is_one_sentence(refused, pictures, arguments, expected):
     ("arguments", "expected"),
     [
         ("rewards check", "At least one reward"),
-        ("rewards self-test shaps", "Did you mean 'shapes'"),
-        ("serve", "At least one reward"),
-        ("serve --reward shapes --server-option x", "KEY=VALUE"),
         ("serve --reward shapes --server-option max_samples=0", "max_samples"),
         ("pictures --reward shapes", "takes a command: score, serve, rewards. Got 'pictures'"),
     ],
@@ -113,8 +99,10 @@ def test_the_list_shows_every_reward_and_what_it_lacks(command, monkeypatch):
     entries = {entry["name"]: entry for entry in json.loads(command("rewards", "list", "--json").out)}
     assert set(entries) == set(SCORERS)
     assert entries["shapes"]["range"] == [0, 1] and entries["jpeg_compressibility"]["range"][0] is None
-    text = command("rewards", "list").out
-    assert all(name in text for name in SCORERS)
+    for width in ("80", "200"):
+        monkeypatch.setenv("COLUMNS", width)
+        text = command("rewards", "list").out
+        assert all(name in text for name in SCORERS) and max(map(len, text.splitlines())) <= int(width)
 
     class Hidden:
         """An installation without open_clip, and a module that imports it at once."""
@@ -158,30 +146,12 @@ def test_the_contract_is_checked(command, tmp_path, monkeypatch):
     (tmp_path / "wild.py").write_text(
         "from reward_models.images.shapes import ShapesScorer\n"
         "class Wild(ShapesScorer):\n    def __call__(self, batch):\n        return {}[batch.media.shape[0]]\n"
-        "class Nowhere(ShapesScorer):\n    def to(self, device):\n        pass\n"
         "class Stuck(ShapesScorer):\n    def to(self, device):\n        raise KeyError('no such place')\n"
     )
-    for name, sentence in (
-        ("Wild", "raised KeyError"),
-        ("Nowhere", "must return the scorer itself. Got NoneType"),
-    ):
-        done = command("rewards", "check", f"wild:{name}")
-        assert done.code == 3 and sentence in done.out, done
+    done = command("rewards", "check", "wild:Wild")
+    assert done.code == 3 and "raised KeyError" in done.out
     assert "cannot be moved to cpu: KeyError: 'no such place'" in command("rewards", "check", "wild:Stuck").err
     assert "could not be scored: KeyError: 1" in command("rewards", "self-test", "wild:Wild").out
-
-
-def test_advice_of_other_libraries_to_their_developers_is_not_ours(command, monkeypatch, caplog):
-    loggers = [logging.getLogger(name) for name in ("torch.utils._pytree", "huggingface_hub.utils._http")]
-    for logger in loggers:
-        monkeypatch.setattr(logger, "filters", [])
-        monkeypatch.setattr(logger, "handlers", [caplog.handler])  # older libraries keep theirs to themselves
-        monkeypatch.setattr(logger, "propagate", False)
-    command("rewards", "list", "--json")
-    for logger in loggers:
-        logger.warning("advice")
-        logger.error("trouble")
-    assert [record.getMessage() for record in caplog.records] == ["trouble", "trouble"]
 
 
 def test_the_server_gets_what_the_command_says(command, tmp_path, monkeypatch):
@@ -221,8 +191,3 @@ def test_served_rewards_score_as_they_do_here(score, pictures, tmp_path):
         server.send_signal(signal.SIGINT)
         told = server.communicate(timeout=120)[1]
     assert server.returncode == 0 and "Traceback" not in told
-
-
-@pytest.mark.parametrize("label", ["", "a/b", "-a", "two words"])
-def test_labels_are_those_of_a_training_configuration(refused, pictures, label):
-    assert "label: String should match pattern" in refused(pictures, "--reward", f"{label}=sharpness")

@@ -62,17 +62,11 @@ def test_an_old_file_is_replaced_only_by_a_whole_one(score, refused, with_failur
     assert len(out.read_text().splitlines()) == 6
 
 
-@pytest.mark.parametrize("out", ["s.txt", "folder", "s"])
-def test_files_of_another_kind_are_refused(refused, pictures, tmp_path, out):
-    (tmp_path / "folder").mkdir()
-    assert "--out takes a file" in refused(pictures, *REWARDS, "--out", tmp_path / out)
-
-
 def test_parquet_without_pyarrow_is_told_before_scoring(refused, pictures, tmp_path, monkeypatch):
     monkeypatch.setitem(sys.modules, "pyarrow", None)
     monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
-    message = refused(pictures, *REWARDS, "--out", tmp_path / "s.parquet")
-    assert "diffrl[parquet]" in message
+    assert "diffrl[parquet]" in refused(pictures, *REWARDS, "--out", tmp_path / "s.parquet")
+    assert "--out takes a file" in refused(pictures, *REWARDS, "--out", tmp_path / "s.txt")
 
 
 def test_the_summary_is_that_of_the_rows(score, with_failures, rows, tmp_path):
@@ -137,13 +131,6 @@ def test_figures_show_every_reward(score, refused, with_failures, tmp_path):
     assert "--plot takes" in refused(with_failures, *REWARDS, "--plot", tmp_path / "x.doc")
 
 
-def test_all_failed_still_gives_table_and_figures(score, tmp_path):
-    (tmp_path / "in").mkdir()
-    (tmp_path / "in/a.png").write_text("broken")
-    done = score(tmp_path / "in", "--reward", "sharpness", "--reward", "contrast", "--plot", tmp_path / "all.png")
-    assert done.code == 3 and "sharpness failed for 1 of 1 files" in done.out
-
-
 def test_nothing_that_is_read_is_written_over(refused, score, pictures, tmp_path):
     prompts = tmp_path / "prompts.jsonl"
     prompts.write_text('{"file": "0.png", "prompt": "a red circle"}')
@@ -157,11 +144,3 @@ def test_nothing_that_is_read_is_written_over(refused, score, pictures, tmp_path
         assert "must lie outside" in refused(pictures, "--reward", "sharpness", "--plot", target)
     assert before == {path: path.read_bytes() for path in [prompts, *pictures.iterdir()]}
     assert score(first, "--reward", "sharpness", "--plot", pictures / "beside.png").code == 0  # no folder is scored
-
-
-@pytest.mark.parametrize("width", ["80", "200"])
-def test_the_list_fits_the_terminal(command, width, monkeypatch):
-    monkeypatch.setenv("COLUMNS", width)
-    lines = command("rewards", "list").out.splitlines()
-    assert max(map(len, lines)) <= int(width) and len(lines) < 3.5 * 27
-    assert any(line.startswith("clip_score") for line in lines) and "cosine of their CLIP" in " ".join(lines)

@@ -65,14 +65,12 @@ ROGUES: dict[str, Behaviour] = {
     "hangs up": lambda connection, number: None,
     "breaks off": says(head("200 OK", 1000) + b'{"raw": [0.0, 0.0'),
     "breaks off without a length": says(head("200 OK") + b'{"raw": [0.0, 0.0'),
-    "breaks off its head": says(b"HTTP/1.1 200 O"),
     "speaks no HTTP": says(b"220 mail.example.org ESMTP\r\n"),
     "answers nothing": says(whole("200 OK", b"")),
     "answers for others": says(whole("200 OK", zeros(7))),
     "answers a page": says(whole("200 OK", b"<html>0.0</html>")),
     "is full": says(whole("503 Service Unavailable", b'{"error": "full"}')),
     "is behind a broken gateway": says(whole("502 Bad Gateway", b"<html>502</html>")),
-    "fails": says(whole("500 Internal Server Error", b'{"error": "failed"}')),
     "never reads": lambda connection, number: None,
 }
 

@@ -67,16 +67,6 @@ def test_a_body_that_breaks_after_its_answer_ends_the_connection_quietly(server,
     assert not [record for record in caplog.records if record.exc_info]
 
 
-def test_a_body_that_breaks_beside_its_head_is_answered_once(server, caplog):
-    """Both come at once: the application answers 404 a moment after the server has answered 400."""
-    with line_to(server) as line:
-        line.sendall(CHUNKED % b"none" + NO_CHUNK)
-        answer = rest_of(line)
-    assert answer.startswith(b"HTTP/1.1 400 ") and answer.count(b"HTTP/1.1") == 1
-    assert health(server)["ready"]
-    assert not [record for record in caplog.records if record.exc_info]
-
-
 def test_a_body_that_breaks_before_its_answer_gets_one_answer(server, caplog):
     """The service waits for the body; what it says of the lost client afterwards must not follow the 400."""
     with line_to(server) as line:
@@ -140,9 +130,8 @@ def test_who_sends_a_byte_now_and_then_is_not_waited_for(first):
         until(lambda: not connections or (first and not takes_a_byte(line)))
 
 
-@pytest.mark.parametrize("size", [30_000_000, 4_000_000])
-def test_who_does_not_read_the_answer_is_not_waited_for(size):
-    with answering(App(size), patience=0.05) as (url, connections), socket.socket() as line:
+def test_who_does_not_read_the_answer_is_not_waited_for():
+    with answering(App(30_000_000), patience=0.05) as (url, connections), socket.socket() as line:
         line.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
         line.connect((urlsplit(url).hostname, urlsplit(url).port))
         line.sendall(GET)
@@ -196,7 +185,7 @@ def test_a_server_whose_places_are_all_in_use_says_so(monkeypatch):
         assert head_of(one).startswith(b"HTTP/1.1 200 ") and head_of(two).startswith(b"HTTP/1.1 200 ")
 
 
-@pytest.mark.parametrize("error", [OSError("gone"), ClientDisconnect(), asyncio.CancelledError()], ids=repr)
+@pytest.mark.parametrize("error", [ClientDisconnect(), asyncio.CancelledError()], ids=repr)
 def test_an_answer_that_is_broken_off_is_a_line_in_the_log(error, caplog):
     async def app(scope, receive, send):
         await send({"type": "http.response.start", "status": 200, "headers": [(b"content-length", b"5")]})

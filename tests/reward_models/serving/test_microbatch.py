@@ -7,12 +7,12 @@ import pytest
 import torch
 
 from reward_models import RewardBatch, RewardError
-from reward_models.base import ScorerSpec, output_of_rows
+from reward_models.base import ScorerSpec, WithoutWeights, output_of_rows
 from reward_models.serving.microbatch import ClosedError, MicroBatcher, ScorerError
 from tests.patience import LONG, until
 
 
-class Mean:
+class Mean(WithoutWeights):
     """The mean value; records its calls. Prompts make it fail: "crash", "refuse", "short", "unknown"."""
 
     def __init__(self, scope="sample", media=("image", "video")):
@@ -28,8 +28,6 @@ class Mean:
             raise ZeroDivisionError("crashed on purpose")
         if "exit" in batch.prompts:
             raise SystemExit(0)
-        if "greedy" in batch.prompts:
-            raise MemoryError
         if "refuse" in batch.prompts:
             raise RewardError("It does not fit.")
         means = batch.media.flatten(1).double().mean(1).tolist()
@@ -38,9 +36,6 @@ class Mean:
             for m, p in zip(means, batch.prompts, strict=True)
         ]
         return output_of_rows(rows[: -1 if "short" in batch.prompts else None], ["twice"])
-
-    def to(self, device):
-        return self
 
 
 def request(*values, side=5, prompt="p", fps=None, groups=()):
@@ -100,13 +95,7 @@ def test_a_batch_is_never_larger_than_allowed_and_large_requests_are_cut(held):
 
 @pytest.mark.parametrize(
     ("prompt", "error"),
-    [
-        ("crash", ScorerError),
-        ("refuse", RewardError),
-        ("short", ScorerError),
-        ("exit", ScorerError),
-        ("greedy", ScorerError),
-    ],
+    [("crash", ScorerError), ("refuse", RewardError), ("short", ScorerError), ("exit", ScorerError)],
 )
 def test_only_the_request_that_fails_fails(held, prompt, error):
     scorer, batcher = held

@@ -15,15 +15,12 @@ from urllib.parse import urlsplit
 
 import pytest
 import requests
-import torch
 
 from reward_models import RewardBatch, load_reward
-from reward_models.base import ScorerSpec
-from reward_models.self_test import drawing
 from reward_models.serving import endpoints
 from reward_models.serving.admission import Admission, BusyError
 from reward_models.serving.server import background
-from reward_models.serving.wire import PROTOCOL_HEADER, decode_output, encode_request
+from reward_models.serving.wire import PROTOCOL_HEADER, encode_request
 from tests.patience import LONG, until
 from tests.reward_models.serving.test_microbatch import Mean, request
 
@@ -58,18 +55,6 @@ def server():
         yield url
 
 
-def test_scores_are_those_of_the_scorer_bit_for_bit(server):
-    pictures = torch.stack([drawing("red", "circle", side=61), drawing("blue", "square", x=0.3, side=61)])
-    batch = RewardBatch(pictures, ["a red circle left of a blue square", "no shapes"])
-    expected = load_reward("shapes")(batch)
-    answer = post(server, batch, "shapes")
-    assert answer.status_code == 200 and answer.headers["content-type"] == "application/json"
-    output, version = decode_output(answer.content, 2)
-    assert version == "2" and output.ok.tolist() == [True, False] and list(output.errors) == list(expected.errors)
-    for mine, theirs in [(output.raw, expected.raw), *((output.parts[n], v) for n, v in expected.parts.items())]:
-        assert torch.equal(mine.nan_to_num(-1), theirs.nan_to_num(-1))
-
-
 def test_health_and_listing(server):
     told = health(server)
     assert told["ready"] is True and told["uptime_s"] >= 0 and told["queue"] == {"shapes": 0, "mean": 0}
@@ -86,17 +71,11 @@ def test_health_and_listing(server):
 REFUSED = {
     "unknown reward": (dict(name="beauty"), 404, "Known: mean, shapes"),
     "unknown path": (dict(name="mean/x"), 404, "POST /v1/score/NAME"),
-    "path with a slash at its end": (dict(name="mean%2f"), 404, "POST /v1/score/NAME"),
     "wrong kind": (dict(batch_or_body=request(1, fps=8.0)), 422, "scores images"),
     "oversized": (dict(batch_or_body=b"x" * 1_000_001), 413, "may have 1 MB"),
     "oversized, chunked": (dict(batch_or_body=(b"x" * 100_000 for _ in range(11))), 413, "may have 1 MB"),
     "compressed": ({"Content-Encoding": "gzip"}, 415, "compressed"),
     "no safetensors": (dict(batch_or_body=b"{"), 400, "not a whole safetensors file"),
-    "an older client": (
-        {PROTOCOL_HEADER: None},
-        400,
-        "header 'Diffrl-Protocol: 2'. Got none. Install the same version",
-    ),
     "another client": ({PROTOCOL_HEADER: "3"}, 400, "Got 3."),
     "a crash": (dict(batch_or_body=request(1, prompt="crash")), 500, "ZeroDivisionError: crashed on purpose"),
     "a refusal": (dict(batch_or_body=request(1, prompt="refuse")), 422, "It does not fit."),
@@ -118,17 +97,6 @@ def test_wrong_methods(server):
     for method, path in (("GET", "/v1/score/mean"), ("POST", "/health"), ("DELETE", "/v1/rewards")):
         answer = requests.request(method, server + path, timeout=LONG)
         assert answer.status_code == 405 and "There are GET /health" in answer.json()["error"]
-
-
-def test_required_metadata_are_asked_for():
-    class Needy(Mean):
-        def __init__(self):
-            super().__init__()
-            self.spec = ScorerSpec("needy", "Needs a target.", (0.0, 255.0), requires=("target",))
-
-    with background({"needy": Needy()}) as url:
-        answer = post(url, request(1), "needy")
-        assert answer.status_code == 422 and "needs target in the metadata" in answer.json()["error"]
 
 
 def test_the_token_guards_everything_but_health():
@@ -293,11 +261,8 @@ print("ended", flush=True)
 """
 
 
-@pytest.mark.parametrize(
-    "number",
-    [pytest.param(signal.SIGTERM, marks=pytest.mark.long), pytest.param(signal.SIGINT, marks=pytest.mark.slow)],
-)
-def test_a_signal_lets_requests_finish_and_refuses_new_ones(number):
+@pytest.mark.long
+def test_a_signal_lets_requests_finish_and_refuses_new_ones():
     pipes = dict.fromkeys(("stdin", "stdout", "stderr"), subprocess.PIPE)
     process = subprocess.Popen([sys.executable, "-c", PROGRAM], text=True, env=dict(os.environ), **pipes)
     try:
@@ -306,7 +271,7 @@ def test_a_signal_lets_requests_finish_and_refuses_new_ones(number):
         thread = threading.Thread(target=lambda: answers.append(post(url, request(4, 5))))
         thread.start()
         until(lambda: health(url)["under_way"] == 1)
-        process.send_signal(number)
+        process.send_signal(signal.SIGTERM)
         until(lambda: not _accepts(url))
         out, err = process.communicate("\n", timeout=LONG)
         thread.join()
@@ -322,8 +287,3 @@ def _accepts(url):
         return True
     except OSError:
         return False
-
-
-def test_wrong_numbers_of_scores_never_reach_a_client(server):
-    answer = post(server, request(1, 2, prompt="short"))
-    assert answer.status_code == 500 and "1" in answer.json()["error"]

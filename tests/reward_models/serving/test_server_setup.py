@@ -40,8 +40,6 @@ def test_set_up_mistakes_are_told():
     for wrong, words in (({"a/b": Mean()}, "a/b"), ({}, "no rewards")):
         with pytest.raises(RewardError, match=words):
             make_app(wrong)
-    with pytest.raises(RewardError, match="max_batch"):
-        make_app({"mean": Mean()}, max_batch=0)
     with pytest.raises(RewardError, match="max_bodies is not a known key"):
         make_app({"mean": Mean()}, max_bodies=1)
 

@@ -1,7 +1,5 @@
 """Text drawn with another font than the self-test's, read by the real engines."""
 
-import csv
-import json
 import shutil
 import socket
 from functools import cache, lru_cache
@@ -15,10 +13,8 @@ from hypothesis import strategies as st
 from PIL import Image, ImageDraw, ImageFont
 
 from reward_models import RewardBatch, RewardError, load_reward
-from reward_models.cli import main
-from reward_models.media import from_pil, to_pil
+from reward_models.media import from_pil
 from reward_models.self_test import self_test
-from reward_models.text import ocr
 from reward_models.text.levenshtein import levenshtein
 from reward_models.text.ocr import plain, quoted, similarity, target_of
 
@@ -63,25 +59,6 @@ def test_levenshtein_is_its_definition(first, second):
     assert levenshtein(first, second) == recursive(first, second)
 
 
-def test_levenshtein_known():
-    assert levenshtein("kitten", "sitting") == 3 and levenshtein("", "abc") == 3 and levenshtein("flaw", "lawn") == 2
-
-
-@pytest.mark.parametrize(
-    ("read", "target", "expected"),
-    [
-        ("helloworld", "helloworld", 1.0),
-        ("xxhelloworldyy", "helloworld", 1.0),  # contained
-        ("helloworid", "helloworld", 0.9),
-        ("", "hello", 0.0),
-        ("zzzzzzzzzzzzzzz", "abc", 0.0),  # never below 0
-        ("hel", "hello", 0.6),
-    ],
-)
-def test_score_of_flow_grpo(read, target, expected):
-    assert similarity(read, target) == pytest.approx(expected)
-
-
 @given(letters, letters.filter(bool))
 def test_score_against_a_second_writing(read, target):
     distance = 0 if target in read else min(recursive(read, target), len(target))
@@ -95,28 +72,22 @@ def test_score_against_a_second_writing(read, target):
         ('a sign with "Hello World" on it', "Hello World"),
         ('"one" and "two"', "one"),
         ("a poster: “Grand Opening”, lit", "Grand Opening"),
-        ('“curly” before "straight"', "curly"),
         ("\"it's 'ok'\" they said", "it's 'ok'"),
         ("a mug that says 'STOP'", "STOP"),
         ("don't forget: 'it's fine' on a wall", "it's fine"),
         ("a mug that says ‘Tea’.", "Tea"),
         ("the dogs' sign says 'rex'", None),  # three marks: which two?
-        ("the dogs' and the cats' bowls", None),
         ("'open", None),
         ("no quotes at all", None),
         ('one " only', None),
         ('a ruler 5\' 3" long with "MAX"', "MAX"),  # inches open nothing
         ('a 3" pipe and a 5" pipe', None),
-        ('a jar labelled "Radio 95" by a 3" pipe', "Radio 95"),
         ("a man of 6' with a cap that says 'GO'", "GO"),
         ('a sign "" under a sign "GO"', "GO"),
-        ('a sign "  "', None),
         ('a mug "5\'3\\""', "5'3\""),
-        ("sign «STOP»", "STOP"),
         ("ein Schild „HALT“", "HALT"),
         ("看板「停」", "停"),
         ("a sign ``STOP''", "STOP"),
-        ("``", None),
     ],
 )
 def test_quoted(prompt, expected):
@@ -141,34 +112,6 @@ def test_rapidocr_reads_scores_and_fails_per_sample():
     assert output.ok.tolist() == [True, True, True, False] and torch.isnan(output.raw[3])
     assert "'a sign'" in output.errors[3]
     assert output.parts["contained"][:3].tolist() == [1, 0, 0] and output.parts["read"][:3].tolist() == [10, 10, 0]
-
-
-@pytest.mark.long
-def test_metadata_text_before_the_prompts():
-    image = Image.new("RGB", (320, 96), (255, 255, 0))
-    ImageDraw.Draw(image).text((12, 48), "Radio 95", (0, 0, 255), ImageFont.truetype(str(FONT), 40), anchor="lm")
-    output = rapidocr()(RewardBatch(from_pil(image)[None], ['"another" station'], [{"text": "RADIO95"}]))
-    assert output.raw.tolist() == [1.0]
-
-
-@pytest.mark.long
-def test_a_text_without_a_prompt_is_scored_on_the_command_line(tmp_path, monkeypatch):
-    """A line with only the text works, and so does one with an empty prompt."""
-    engine = rapidocr().read
-    monkeypatch.setattr(ocr, "_rapidocr", lambda threads: engine)
-    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
-    to_pil(drawn("Hello World")).save(tmp_path / "a.png")
-    index, table = tmp_path / "texts.jsonl", tmp_path / "scores.csv"
-    scores = []
-    for prompt in ({"prompt": ""}, {}):
-        index.write_text(json.dumps({"file": "a.png", **prompt, "text": "hello world"}))
-        options = ["--reward", "ocr", "--option", "threads=1", "--prompts", str(index), "--out", str(table)]
-        with pytest.raises(SystemExit):
-            main(["score", str(tmp_path / "a.png"), *options])
-        (row,) = csv.DictReader(table.open())
-        scores.append(row["ocr"])
-        table.unlink()
-    assert [float(score) for score in scores] == [1, 1]
 
 
 def test_an_engine_that_fails_is_no_zero():

@@ -56,16 +56,10 @@ def test_rendered_truth_passes_and_other_captions_do_not(truth):
     scorer = load_reward("moving_shapes_strict")
     output = scorer(RewardBatch(media(clips), texts))
     assert output.raw.mean() == 1 and output.parts["partial"].min() > 0.9
+    own = load_reward("moving_shapes")(RewardBatch(media(clips), texts)).raw
     for shift in (1, 5, 15, 40):  # another motion, shape, colour, all of them
-        assert scorer(RewardBatch(media(clips), texts[shift:] + texts[:shift])).raw.mean() <= 0.02
-
-
-def test_truth_is_graded_above_the_same_clips_with_other_captions(truth):
-    clips, texts = truth
-    scorer = load_reward("moving_shapes")
-    own = scorer(RewardBatch(media(clips), texts)).raw
-    for shift in (1, 5, 15, 40):
-        assert (own - scorer(RewardBatch(media(clips), texts[shift:] + texts[:shift])).raw).min() > 0.1
+        others = RewardBatch(media(clips), texts[shift:] + texts[:shift])
+        assert scorer(others).raw.mean() <= 0.02 and (own - load_reward("moving_shapes")(others).raw).min() > 0.1
 
 
 @pytest.mark.long
@@ -151,61 +145,6 @@ def test_grades_fall_with_the_size_of_the_fault():
     falls([film([0.4 + size * i / 8 for i in range(9)]) for size in (0.0, 0.02, 0.04, 0.06)], "direction", STILL)
 
 
-def test_a_colour_between_two_names_costs_and_then_fails():
-    """Yellow that drifts to orange, as aligned samples did; drawn by plain mixing, not by the world's renderer."""
-
-    def tinted(share):
-        color = (1 - share) * np.array(PALETTE["yellow"]) + share * np.array(PALETTE["orange"])
-        cover = ((film(LINE) - GREY) / (RED - GREY)).mean(-1, keepdims=True)
-        return np.rint(GREY + cover * (color - GREY)).clip(0, 255).astype(np.uint8)
-
-    text = "a yellow circle moving right"
-    clips = [tinted(share) for share in (0.0, 0.1, 0.2, 0.4)]
-    falls(clips, "object", text)
-    assert reason(clips[0], text) is None and reason(clips[3], text) == "object: 0 of 9 frames (colour)"
-
-
-def test_horns_and_skew_cost_and_then_fail():
-    square = film(LINE, things=("red square",) * 9)
-    text = "a red square moving right"
-
-    def horned(height):  # a spike of two pixels on the top left corner of each frame
-        clip = square.copy()
-        for frame in clip:
-            rows, columns = np.nonzero((frame == RED).all(-1))
-            frame[rows.min() - height : rows.min(), columns.min() : columns.min() + 2] = RED
-        return clip
-
-    falls([square, horned(1), horned(2)], "shape", text)
-    assert reason(horned(2), text) == "object: 0 of 9 frames (shape)"
-
-    def skewed(by):  # rows pushed sideways, in whole pixels
-        return np.stack(
-            [np.stack([np.roll(row, round(by * (16 - i)), axis=0) for i, row in enumerate(f)]) for f in square]
-        )
-
-    falls([square, skewed(0.2), skewed(0.4)], "shape", text)
-    assert reason(skewed(0.4), text) == "object: 0 of 9 frames (shape)"
-
-
-def test_an_oval_costs_and_then_fails():
-    """Ellipses of one area by supersampling, eight by eight points a pixel."""
-    y, x = (np.mgrid[: 32 * 8, : 32 * 8] + 0.5) / (32 * 8)
-
-    def oval(aspect):
-        frames = []
-        for at in LINE:
-            inside = (aspect * (x - at) ** 2 + (y - 0.5) ** 2 / aspect) < 0.16**2
-            cover = inside.reshape(32, 8, 32, 8).mean((1, 3))[..., None]
-            frames.append(np.rint(GREY + cover * (RED - GREY)))
-        return np.stack(frames).astype(np.uint8)
-
-    clips = [oval(aspect) for aspect in (1.0, 1.1, 1.2, 1.4)]
-    falls(clips, "shape")
-    assert reason(clips[0]) is None and reason(clips[1]) is None
-    assert reason(clips[3]) == "object: 0 of 9 frames (shape)"
-
-
 def test_a_second_object_and_smudges_count_against_the_clip():
     clip = film(LINE)
     double, smudged = clip.copy(), clip.copy()
@@ -225,32 +164,6 @@ def test_empty_clips_fail_without_failing():
         assert once["direction"] == once["smooth"] == once["strict"] == 0 < once["object"]
 
 
-@pytest.mark.parametrize("size", [1, 2, 23])
-def test_a_sample_does_not_depend_on_its_batch(truth, size):
-    rng = np.random.default_rng(0)
-    clips = [(c + rng.normal(0, 12, c.shape)).clip(0, 255).astype(np.uint8) for c in truth[0][:23]]
-    clips[4] = film(LINE, things=(None,) * 9)
-    texts = truth[1][1:24]
-    scorer = load_reward("moving_shapes")
-    together = scorer(RewardBatch(media(clips), texts))
-    pieces = [scorer(RewardBatch(media(clips[i : i + size]), texts[i : i + size])) for i in range(0, len(clips), size)]
-    assert torch.equal(together.raw, torch.cat([output.raw for output in pieces]))
-    for name, values in together.parts.items():
-        assert torch.equal(values, torch.cat([output.parts[name] for output in pieces]))
-
-
-def test_ties_are_rare_among_noisy_clips_of_one_prompt():
-    """Clips a decoder could have made: each trembles, is lit and is blurred a little differently."""
-    rng = np.random.default_rng(5)
-    clips = []
-    for _ in range(60):
-        clip = film(LINE + rng.normal(0, 0.01, 9), 0.5 + rng.normal(0, 0.01, 9), radius=0.16 + rng.normal(0, 0.005, 9))
-        clips.append((clip + rng.normal(0, 4, (9, 1, 1, 3))).clip(0, 255).astype(np.uint8))
-    for text in (TEXT, "a red circle moving left", "a red square moving right"):
-        raw = load_reward("moving_shapes")(RewardBatch(media(clips), [text] * 60)).raw
-        assert len(set(raw.tolist())) >= 58
-
-
 def test_the_world_has_six_colours_and_a_drifted_yellow_is_none_of_them():
     assert set(PALETTE) - set(COLORS) == {"orange"}
     with pytest.raises(RewardError, match="Colours: red, green, blue, yellow, purple, black;"):
@@ -265,9 +178,8 @@ def test_a_prompt_outside_the_grammar_is_nan_and_leaves_its_neighbours_alone():
     assert all(math.isnan(values[1]) for values in output.parts.values())
 
 
-@pytest.mark.parametrize("name", ["moving_shapes", "moving_shapes_strict"])
-@pytest.mark.parametrize("frames", [0, 1, 2])
-def test_clips_of_too_few_frames_fail_as_samples(name, frames):
+@pytest.mark.parametrize("frames", [0, 2])
+def test_clips_of_too_few_frames_fail_as_samples(frames, name="moving_shapes"):
     clip = film(LINE)[[0, 8, 4][:frames]]
     output = load_reward(name)(RewardBatch(media([clip] * 2), [TEXT, "nonsense"]))
     assert output.ok.tolist() == [False, False] and output.raw.isnan().all()

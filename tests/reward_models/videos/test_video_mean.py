@@ -6,9 +6,10 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from reward_models import RewardBatch, RewardError, load_reward
+from reward_models import RewardBatch, RewardError, ScorerSpec, load_reward
+from reward_models.base import WithoutWeights, output_of_rows
 from reward_models.common.video_files import frame_rows
-from reward_models.self_test import clip, drawing, noise, self_test
+from reward_models.self_test import clip, drawing, noise
 
 
 @given(st.integers(1, 200), st.integers(1, 40))
@@ -20,14 +21,6 @@ def test_sampled_frames_are_the_rounded_even_spacing(count, frames):
     assert len(set(rows)) == n and rows == sorted(rows)
     if n > 1:
         assert rows[0] == 0 and rows[-1] == count - 1
-
-
-def test_known_rows():
-    assert frame_rows(9, 3) == [0, 4, 8]
-    assert frame_rows(8, 3) == [0, 4, 7]  # 3.5 goes up
-    assert frame_rows(5, 8) == [0, 1, 2, 3, 4]
-    assert frame_rows(81, 8) == [0, 11, 23, 34, 46, 57, 69, 80]
-    assert frame_rows(6, 1) == [2] and frame_rows(0, 4) == []
 
 
 def test_mean_of_the_wrapped_scorer_frame_by_frame():
@@ -51,23 +44,16 @@ def test_parts_metadata_and_options_reach_the_wrapped_scorer():
     assert output.raw[0] > output.raw[1]
 
 
-class NotBlack:
+class NotBlack(WithoutWeights):
     """Fails on black images."""
-
-    from reward_models import ScorerSpec
 
     spec = ScorerSpec(name="not_black", description="-", range=(0.0, 1.0), requires=("key",), scaling=(2.0, 3.0))
 
     def __call__(self, batch):
-        from reward_models.base import output_of_rows
-
         self.spec.require(batch)
         return output_of_rows(
             [(math.nan, {}, "it is black") if not picture.any() else (0.5, {}, None) for picture in batch.media]
         )
-
-    def to(self, device):
-        return self
 
 
 def test_one_failing_frame_fails_the_clip_and_no_other():
@@ -83,27 +69,20 @@ def test_one_failing_frame_fails_the_clip_and_no_other():
     assert scorer(RewardBatch(unseen, ["a", "b"], [{"key": 1}] * 2)).ok.all()
 
 
-class Forgetful:
+class Forgetful(WithoutWeights):
     """As a remote reward: it has no parts where a whole batch failed, here where all images are black."""
-
-    from reward_models import ScorerSpec
 
     spec = ScorerSpec(name="forgetful", description="-", range=(0.0, 255.0))
 
     def __call__(self, batch):
-        from reward_models.base import output_of_rows
-
         rows = [
             (float(picture.max()), {"least": float(picture.min())}, None) if picture.any() else (math.nan, {}, "black")
             for picture in batch.media
         ]
         return output_of_rows(rows, ("least",) if batch.media.any() else ())
 
-    def to(self, device):
-        return self
 
-
-@pytest.mark.parametrize("dark", [0, 1, 2])
+@pytest.mark.parametrize("dark", [0, 1])
 def test_a_frame_without_parts_leaves_them_unknown(dark):
     media = torch.full((2, 3, 3, 4, 4), 6, dtype=torch.uint8)
     media[0, :, 0, 0, 0] = 3
@@ -146,8 +125,3 @@ def test_refusals():
     scorer = load_reward("video_mean", reward="sharpness")
     empty = scorer(RewardBatch(torch.zeros(2, 0, 3, 8, 8, dtype=torch.uint8), ["a", "b"]))
     assert not empty.ok.any() and empty.errors[0] == "the clip has no frames"
-
-
-def test_self_test_is_that_of_the_wrapped_scorer():
-    assert self_test(load_reward("video_mean", reward="contrast", frames=2)).passed
-    assert self_test(load_reward("video_mean", reward="diversity", frames=2)).passed
