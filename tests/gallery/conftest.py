@@ -36,10 +36,15 @@ def pytest_collection_modifyitems(items):
             item.add_marker(pytest.mark.flaky(reruns=1))
 
 
+@pytest.fixture(scope="session")
+def _finished(tmp_path_factory):
+    return make_run(tmp_path_factory.mktemp("runs") / "made")
+
+
 @pytest.fixture
-def made(tmp_path):
+def made(_finished, tmp_path):
     """A finished run of four iterations."""
-    return make_run(tmp_path / "runs" / "made")
+    return shutil.copytree(_finished, tmp_path / "runs" / "made", copy_function=shutil.copyfile)
 
 
 @pytest.fixture

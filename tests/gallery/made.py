@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import colorsys
 import json
+from html.parser import HTMLParser
 from pathlib import Path
 
 import torch
@@ -18,6 +19,18 @@ model: {family: sd3, path: assets/tiny-sd3}
 rewards: [{name: shapes, weight: 1.0}]
 eval: {rewards: [{name: shapes_strict}, {name: shapes}], samples: 6, steps: 3}
 """
+
+
+class Elements(HTMLParser):
+    """The tags of a page with their attributes, as a browser sees them."""
+
+    def __init__(self, text: str):
+        super().__init__()
+        self.found: list[tuple[str, dict[str, str | None]]] = []
+        self.feed(text)
+
+    def handle_starttag(self, tag, attrs):
+        self.found.append((tag, dict(attrs)))
 
 
 def flat(hue: float, light: float = 0.5, size: int = 32) -> torch.Tensor:

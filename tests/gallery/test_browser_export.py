@@ -18,6 +18,7 @@ def site(tmp_path_factory):
     path = tmp_path_factory.mktemp("export")
     run = keep_columns(make_run(path / "runs" / "my run #1", size=200), "held_out/shapes", "reward/mean", "update/loss")
     made_trees.write(run, made_trees.forest())
+    made_trees.write(run, made_trees.pool(iteration=21))
     export_site(find_sources([run]), path / "to share, ü" / "site", {"votes": path / "votes.jsonl"})
     (path / "to share, ü").rename(path / "elsewhere ? #1 100%")
     (path / "runs").rename(path / "gone")
@@ -71,22 +72,19 @@ def test_a_visitor_walks_through_the_site_from_disk(opened):
     assert page.url.startswith("file:")
 
 
-def test_the_tree_and_the_curves_are_drawn_without_a_server(opened):
-    page = opened
-    page.locator("header nav").get_by_role("link", name="Trees", exact=True).click()
-    page.locator("main .about a[href^='tree-'], main a[href^='tree-']:not([aria-hidden])").first.click()
-    page.locator("[role=treeitem]").first.wait_for()
-    assert pictures_are_there(page) >= 8
-    page.locator("header nav").get_by_role("link", name="Curves", exact=True).click()
-    drawn = page.locator("main .chart canvas")
-    drawn.nth(2).wait_for()
-    assert drawn.count() >= 3
-
-
-def test_the_theme_is_kept_or_at_least_changes(opened):
+def test_trees_curves_and_theme_work_without_a_server(opened):
     page = opened
     before = page.evaluate("getComputedStyle(document.body).backgroundColor")
     page.locator("#theme").click()
     assert page.evaluate("getComputedStyle(document.body).backgroundColor") != before
-    page.keyboard.press("?")
-    assert page.locator("#keys").is_visible()
+    page.locator("header nav").get_by_role("link", name="Trees", exact=True).click()
+    page.get_by_role("link", name="Iteration 20, group 3").click()
+    page.locator("#node-8").click()
+    assert "Node 2a" in page.locator("#panel").inner_text()
+    assert pictures_are_there(page) >= 8
+    page.keyboard.press("n")
+    page.wait_for_function("document.querySelectorAll('.node').length === 64")
+    page.locator("header nav").get_by_role("link", name="Curves", exact=True).click()
+    drawn = page.locator("main .chart canvas")
+    drawn.nth(2).wait_for()
+    assert drawn.count() >= 3

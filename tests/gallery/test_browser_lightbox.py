@@ -12,7 +12,6 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-import torch
 from PIL import Image
 
 from diffrl.gallery.export import export_site
@@ -139,6 +138,15 @@ def test_swipe_flip_and_difference_show_what_the_pixels_say(page, compare, run):
     page.keyboard.press(" ")
     assert np.abs(centre(page) - after).max() <= 2
     assert "evaluation 4" in page.locator("[data-message]").text_content()
+    page.locator('[data-do="blink"]').click()
+    page.evaluate("""() => {
+      window.turns = 0;
+      const turned = new MutationObserver(() => { turns += 1; });
+      turned.observe(document.querySelector(".stacked"), { attributeFilter: ["class"] });
+    }""")
+    until(lambda: page.evaluate("turns") >= 2)
+    page.locator('[data-do="blink"]').click()
+    assert page.evaluate("stage.blinking") == 0
     page.keyboard.press("d")
     for times in (1, 2, 4):
         expected = np.minimum(255, np.abs(before - after) * times)
@@ -214,39 +222,16 @@ def test_points_open_their_pair_and_arrows_go_from_point_to_point(page, compare)
 
 
 def test_one_column_is_compared_with_its_first_evaluation(page, served, run):
-    page.goto(f"{served(run)}/compare?columns=made@eval-4")
+    base = served(run)
+    page.goto(f"{base}/compare?columns=made@eval-4")
     page.locator(".item .open").nth(ROW).click()
     until(lambda: page.locator("[data-mode=swipe]").is_enabled())
     assert files(page) == ["4/1-1"]
     page.keyboard.press("s")
     assert files(page) == ["0/1-1", "4/1-1"]
-    page.keyboard.press(",")
-    assert files(page) == ["0/1-1", "2/1-1"]
-
-
-def test_an_address_of_a_sample_that_is_not_there_says_so(page, served, run):
-    page.goto(f"{served(run)}/compare?run=made#row-4000&mode=flip")
+    page.goto(f"{base}/compare?run=made#row-4000&mode=flip")
     assert page.get_by_text("names a sample that is not on this page").is_visible()
     assert asked(page) == "" and not page.locator("#lightbox").is_visible()
-
-
-def test_what_moves_is_enlarged_together(page, served, tmp_path):
-    path = tmp_path / "film"
-    with SampleStore(path) as store:
-        for iteration in (0, 2):
-            store.write(
-                [
-                    eval_sample(iteration, n, 0, f"p{n}", 0.5, torch.stack([flat(0.3 * k) for k in range(3)]))
-                    for n in range(2)
-                ]
-            )
-    page.goto(f"{served(path)}/compare")
-    page.locator(".item .open").first.click()
-    until(lambda: page.locator(".lightbox-walk").is_visible())
-    still = "all => all.map((one) => new URL(one.src).searchParams.get('still'))"
-    for key, expected in (("d", "1"), ("p", None), ("s", None)):
-        page.keyboard.press(key)
-        assert page.locator(".pane img").evaluate_all(still) == [expected] * 2, key
 
 
 def test_pictures_of_a_tree(page, served, run):

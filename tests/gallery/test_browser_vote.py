@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import json
-
 import pytest
 
 from diffrl.gallery.votes import read_votes
@@ -92,26 +90,3 @@ def test_keys_that_are_held_or_scroll_cast_no_votes(tmp_path, served, page):
     page.keyboard.press(" ")
     page.wait_for_function("() => scrollY > 100")
     assert go_on(page, "e") == "6 of 8" and len(posts) == 5, "of all these keys the last alone voted"
-
-
-def test_a_page_elsewhere_cannot_vote(made, served, page, tmp_path):
-    """The form of another origin, with everything right in it but its origin."""
-    address = served(made)
-    page.goto(f"{address}/vote")
-    form = page.evaluate("Object.fromEntries(new FormData(document.getElementById('ballot')))")
-    fields = "".join(f"<input name='{name}' value='{value}'>" for name, value in {**form, "choice": "left"}.items())
-    page.route(
-        "http://elsewhere.example/",
-        lambda route: route.fulfill(
-            content_type="text/html", body=f"<form method=post action={json.dumps(address + '/vote')}>{fields}</form>"
-        ),
-    )
-    page.goto("http://elsewhere.example/")
-    with page.expect_response("**/vote") as answer:
-        page.evaluate("document.forms[0].submit()")
-    page.wait_for_selector(".message")
-    assert answer.value.status == 403 and not (tmp_path / "votes.jsonl").exists()
-    page.goto(f"{address}/vote?session={form['session']}")
-    page.keyboard.press("ArrowLeft")
-    page.wait_for_function("() => document.getElementById('place').textContent.startsWith('2 ')")
-    assert len(read_votes(tmp_path / "votes.jsonl").votes) == 1, "from its own page it is taken"

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import re
 import shutil
-from html.parser import HTMLParser
 from pathlib import Path
 from urllib.parse import unquote
 
@@ -19,7 +18,7 @@ from diffrl.gallery.site import PAGES
 from diffrl.gallery.sources import find_sources
 from diffrl.gallery.static_links import StaticLinks
 from tests.gallery import made_trees
-from tests.gallery.made import keep_columns, make_run
+from tests.gallery.made import Elements, keep_columns, make_run
 
 OPTIONS = {"votes": Path("votes.jsonl")}
 PORTABLE = re.compile(r"[A-Za-z0-9._-]+")
@@ -73,30 +72,24 @@ def small_pages(monkeypatch):
         monkeypatch.setitem(PAGES, name, f"{__name__}:{function}")
 
 
-class Addresses(HTMLParser):
-    """Everything that a page points to."""
-
-    def __init__(self, text: str):
-        super().__init__()
-        self.found: list[str] = []
-        self.feed(text)
-
-    def handle_starttag(self, tag, attrs):
-        self.found += [
-            value for name, value in attrs if name in ("href", "src", "data-full", "poster", "action") and value
-        ]
-
-
 def addresses(folder: Path) -> dict[str, list[str]]:
     """What each page of a site points to."""
-    return {page.name: Addresses(page.read_text("utf-8")).found for page in folder.glob("*.html")}
+    names = ("href", "src", "data-full", "poster", "action")
+    pages = {page.name: Elements(page.read_text("utf-8")).found for page in folder.glob("*.html")}
+    return {
+        page: [value for _, attributes in found for name, value in attributes.items() if name in names and value]
+        for page, found in pages.items()
+    }
 
 
 def test_every_page_that_is_linked_to_is_there_and_every_address_leads_somewhere(small_pages, tmp_path):
-    for name in ("one", "two"):
-        make_run(tmp_path / "runs" / name, size=200)
+    from PIL import Image
+
+    made, _ = (make_run(tmp_path / "runs" / name, size=200) for name in ("one", "two"))
+    before = {path: (path.stat().st_mtime_ns, path.stat().st_size) for path in made.rglob("*")}
     lines = export_site(find_sources([tmp_path / "runs"]), tmp_path / "site", OPTIONS)
     site = tmp_path / "site"
+    assert {path: (path.stat().st_mtime_ns, path.stat().st_size) for path in made.rglob("*")} == before, "only read"
     assert {path.name for path in site.glob("*.*")} == {
         *("index.html", "run-one.html", "run-two.html", "tree-one-0.html", "tree-two-0.html"),
         *("curves-one.csv", "curves-two.csv", "compare.html", "curves.html", "votes.html"),
@@ -108,21 +101,13 @@ def test_every_page_that_is_linked_to_is_there_and_every_address_leads_somewhere
         assert "?" not in address and not address.startswith("/")
     # 6 evaluation pictures a run, each as a thumbnail of 128 pixels and as it is
     assert len(list(site.glob("media/*.webp"))) == 24
+    for thumbnail in site.glob("media/*-128.webp"):
+        with Image.open(thumbnail) as image:
+            assert image.size == (128, 128)
+    whole = (site / "media" / "one-samples-eval-000000-0-0.webp").read_bytes()
+    assert whole == (made / "samples" / "eval-000000" / "0-0.webp").read_bytes()
     assert "10 pages, 24 images" in lines[0] and str(site / "index.html") in lines[-1]
     assert any("2 pages could only say why" in line and "tree-one-0.html" in line for line in lines)
-
-
-def test_thumbnails_are_small_and_wholes_are_the_files_themselves(small_pages, tmp_path):
-    from PIL import Image
-
-    made = make_run(tmp_path / "runs" / "one", size=200)
-    export_site(find_sources([made]), tmp_path / "site", OPTIONS)
-    for address in addresses(tmp_path / "site")["run-one.html"]:
-        if address.endswith("-128.webp"):
-            with Image.open(tmp_path / "site" / address) as image:
-                assert image.size == (128, 128)
-    whole = (tmp_path / "site" / "media" / "one-samples-eval-000000-0-0.webp").read_bytes()
-    assert whole == (made / "samples" / "eval-000000" / "0-0.webp").read_bytes()
 
 
 def test_a_small_picture_is_its_own_thumbnail(small_pages, tmp_path):
@@ -131,7 +116,7 @@ def test_a_small_picture_is_its_own_thumbnail(small_pages, tmp_path):
     assert len(list((tmp_path / "site").glob("media/*"))) == 6
 
 
-@pytest.mark.parametrize("name", ["zwei Läufe", "a#b?c%20d", "日本", "con", "x" * 200, "-rf", "<script>"])
+@pytest.mark.parametrize("name", ["a#b?c%20d", "日本", "x" * 200])
 def test_odd_names_of_runs_give_names_that_every_disk_takes(small_pages, tmp_path, name):
     make_run(tmp_path / "runs" / name)
     site = tmp_path / "päge # 1" / "site?"
@@ -153,13 +138,6 @@ def test_names_tell_apart_what_differs_only_in_case_or_in_what_was_left_out():
     assert len(links.pending) == len(files)
     assert links.page("home") == "index.html" and links.page("curves.csv", run="a") == "curves-a.csv"
     assert links.page("run", run="a", prompt="", page=None) == links.page("run", run="a")
-
-
-def test_parameters_come_back_as_they_were_given():
-    links = StaticLinks(lambda *wanted: "")
-    links.page("compare", columns=["demo@eval-0", "demo@eval-80"], reward="total", page=2)
-    _, name, query = links.pending.pop()
-    assert name == "compare" and query.all("columns") == ["demo@eval-0", "demo@eval-80"] and query.whole("page", 1) == 2
 
 
 def test_missing_and_broken_pictures_become_a_sign(small_pages, tmp_path):
@@ -231,13 +209,6 @@ def test_only_whole_paths_are_taken_out(monkeypatch, tmp_path):
     assert hidden.places("/home/me/models, /home/me.") == "~/models, ~."
     assert hidden.places("/home/melanie https://a.org/home/me") == "/home/melanie https://a.org/home/me"
     assert hidden.places(f"{tmp_path}/runs/one/x and {tmp_path}/runs/one-b") == "one/x and …/one-b"
-
-
-def test_runs_are_only_read(small_pages, tmp_path):
-    made = make_run(tmp_path / "runs" / "one")
-    before = {path: (path.stat().st_mtime_ns, path.stat().st_size) for path in made.rglob("*")}
-    export_site(find_sources([made]), tmp_path / "site", OPTIONS)
-    assert {path: (path.stat().st_mtime_ns, path.stat().st_size) for path in made.rglob("*")} == before
 
 
 def test_a_destination_is_new_or_empty(small_pages, tmp_path):

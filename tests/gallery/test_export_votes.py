@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-import io
 import json
 import re
 from pathlib import Path
 
 import pytest
-from rich.console import Console
 
-from diffrl.gallery import command, export
+from diffrl.gallery import export
 from diffrl.gallery.export import export_site
 from diffrl.gallery.records import State
 from diffrl.gallery.sources import find_sources
@@ -120,22 +118,3 @@ def test_of_many_evaluations_the_slider_has_some_and_the_site_says_so(monkeypatc
         "Of long 6 of 23 evaluations are shown: the first, the last, some between."
     ]
     assert not dead(site)
-
-
-def test_what_is_only_on_the_server_is_told(runs, tmp_path):
-    mine, _, file = runs
-    lines = export_site(find_sources([mine]), tmp_path / "site", {"votes": file})
-    assert [line for line in lines if "training" in line] == [
-        "Samples of training are not in it: Compare in the running gallery has them."
-    ]
-    assert not list((tmp_path / "site").glob("*train*"))
-
-
-def test_how_far_an_export_is_stands_on_a_terminal_alone(tmp_path):
-    run, written = run_without_curves(tmp_path / "one"), []
-    for terminal in (True, False):
-        out = io.StringIO()
-        console = Console(file=out, force_terminal=terminal)
-        command._export(find_sources([run]), tmp_path / f"site{terminal}", {"votes": tmp_path / "v.jsonl"}, console)
-        written.append(out.getvalue())
-    assert re.search("Exporting|pages written", written[0]) and written[1] == ""

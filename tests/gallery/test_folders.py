@@ -79,27 +79,6 @@ def test_ids_stay_with_their_pictures_whatever_comes_and_goes(source):
     }
 
 
-def test_a_page_never_shows_a_picture_under_the_prompt_of_another(source, monkeypatch):
-    """The folder changes between the two questions of a page."""
-    briefs = source.briefs
-
-    def and_then_it_changes(*given):
-        found = briefs(*given)
-        to_pil(flat(0.9)).save(source.path / "aaa.png")
-        (source.path / "aaa.txt").write_text("the new one")
-        return found
-
-    monkeypatch.setattr(source, "briefs", and_then_it_changes)
-    text = Site([source], ServerLinks("t"), {}).answer("compare", Query()).body
-    rows = [
-        (prompt, file)
-        for row in text.split('<li class="item"')[1:]
-        for prompt in re.findall(r'<p class="prompt[^>]*>([^<]+)<', row)
-        for file in re.findall(r'href="/media/pictures/([^"?]*)"', row)
-    ]
-    assert rows == [("bare", "bare.png"), ("a cat", "cat.png"), ("a dog", "dog.png"), ("a bird", "sub/bird.png")]
-
-
 def test_what_browsers_do_not_play_is_left_out_and_counted(source):
     for name in ("b.mkv", "c.AVI", "d.tif", "e.mp4", "f.m4v", "g.webm", "h.mov"):
         (source.path / name).write_bytes(b"not looked into")
@@ -335,10 +314,6 @@ def test_rewards_without_a_folder_are_refused(tmp_path, capsys):
     with pytest.raises(SystemExit) as stop:
         main(["gallery", str(make_run(tmp_path / "run")), "--reward", "sharpness"])
     assert stop.value.code == 2 and "no folder" in capsys.readouterr().err
-
-
-def test_without_rewards_the_page_can_say_how_scores_are_had(source):
-    assert f"diffrl gallery {source.path} --reward sharpness" in source.notes()[-1]
 
 
 def test_images_without_prompts_are_known_by_their_files(source, client_of):

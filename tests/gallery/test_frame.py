@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import logging
-import math
 import socket
 from pathlib import Path
 
@@ -15,7 +14,6 @@ from diffrl.gallery import answers
 from diffrl.gallery import app as server
 from diffrl.gallery.app import STATIC, make_app
 from diffrl.gallery.errors import GalleryError
-from diffrl.gallery.numbers import finite
 from diffrl.gallery.records import Answer
 from diffrl.gallery.site import PAGES
 
@@ -66,16 +64,13 @@ def test_every_answer_has_the_policy(small):
     assert client.get("/run").headers["cache-control"] == "no-store"
 
 
-@pytest.mark.parametrize("host", ["evil.example", "evil.example:8181", "127.0.0.1.evil.example", "10.0.0.1", ""])
-def test_only_loopback_names_are_answered(small, host):
+def test_only_loopback_names_are_answered(small):
     client = small("page_of")
-    for path in ("/run", "/state", "/media/made/before_after.png", "/static/gallery.css"):
-        assert client.get(path, headers={"host": host}).status_code == 400
-
-
-@pytest.mark.parametrize("host", ["127.0.0.1:8181", "localhost", "localhost:9", "[::1]:8181", "[::1]"])
-def test_loopback_names_are_answered(small, host):
-    assert small("page_of").get("/run", headers={"host": host}).status_code == 200
+    for host in ("127.0.0.1:8181", "localhost", "localhost:9", "[::1]:8181", "[::1]"):
+        assert client.get("/run", headers={"host": host}).status_code == 200, host
+    for host in ("evil.example", "evil.example:8181", "127.0.0.1.evil.example", "10.0.0.1", ""):
+        for path in ("/run", "/state", "/media/made/before_after.png", "/static/gallery.css"):
+            assert client.get(path, headers={"host": host}).status_code == 400, host
 
 
 @pytest.fixture
@@ -88,28 +83,24 @@ def open_to_all(site_of, made, monkeypatch):
     server.full_name.cache_clear()
 
 
-@pytest.mark.parametrize(
-    "host",
-    ["10.1.2.3", "10.1.2.3:8181", "[2001:db8::1]:8181", "localhost:8181", "127.0.0.1", "box", "BOX:80", "box.local"]
-    + ["box.lab.example", "box.lab.example.:8181"],
-)
-def test_another_address_answers_to_the_names_of_its_machine(open_to_all, host):
-    for path in ("/state", "/static/gallery.css"):
-        assert open_to_all.get(path, headers={"host": host}).status_code == 200
+OWN = ["10.1.2.3", "10.1.2.3:8181", "[2001:db8::1]:8181", "localhost:8181", "127.0.0.1", "box", "BOX:80", "box.local"]
+OWN += ["box.lab.example", "box.lab.example.:8181"]
+FOREIGN = ["evil.example", "evil.example:8181", "10.1.2.3.evil.example", "box.evil.example", "localhost.evil.example"]
+FOREIGN += ["", "1.2.3", "10.1.2.3:evil", "[::1", "0x7f.1.evil.example", "box:8181:1", "evil.example@10.1.2.3"]
+FOREIGN += ["10.1.2.3 x"]
 
 
-@pytest.mark.parametrize(
-    "host",
-    ["evil.example", "evil.example:8181", "10.1.2.3.evil.example", "box.evil.example", "localhost.evil.example", ""]
-    + ["1.2.3", "10.1.2.3:evil", "[::1", "0x7f.1.evil.example", "box:8181:1", "evil.example@10.1.2.3", "10.1.2.3 x"],
-)
-def test_another_address_refuses_other_names_with_a_sentence(open_to_all, host):
+def test_another_address_answers_to_the_names_of_its_machine_alone(open_to_all):
     """A page elsewhere could point its own name here, and read what the browser of somebody inside may see."""
-    for path in ("/state", "/static/gallery.css", "/media/made/samples/eval-000000/0-0.webp", "/"):
-        answer = open_to_all.get(path, headers={"host": host})
-        assert answer.status_code == 400 and "names and addresses of its own machine" in answer.text
-        assert "made" not in answer.text and answer.headers["content-type"].startswith("text/plain")
-        assert "content-security-policy" in answer.headers
+    for host in OWN:
+        for path in ("/state", "/static/gallery.css"):
+            assert open_to_all.get(path, headers={"host": host}).status_code == 200, host
+    for host in FOREIGN:
+        for path in ("/state", "/static/gallery.css", "/media/made/samples/eval-000000/0-0.webp", "/"):
+            answer = open_to_all.get(path, headers={"host": host})
+            assert answer.status_code == 400 and "names and addresses of its own machine" in answer.text, host
+            assert "made" not in answer.text and answer.headers["content-type"].startswith("text/plain")
+            assert "content-security-policy" in answer.headers
 
 
 def test_the_name_that_was_given_is_answered(site_of, made, monkeypatch):
@@ -117,19 +108,6 @@ def test_the_name_that_was_given_is_answered(site_of, made, monkeypatch):
     client = TestClient(make_app(site_of(made), host="Gallery.example"), base_url="http://gallery.example:8181")
     assert client.get("/state").status_code == 200
     assert client.get("/state", headers={"host": "example"}).status_code == 400
-
-
-@pytest.mark.parametrize(
-    ("value", "number"),
-    [(1, 1.0), (-0.5, -0.5), (10**300, 1e300), (True, None), (False, None), ("1", None), (None, None), ([1], None)]
-    + [(10**400, None), (-(10**400), None), (math.inf, None), (-math.inf, None), (math.nan, None)],
-)
-def test_what_counts_as_a_number(value, number):
-    assert finite(value) == number and type(finite(value)) in (float, type(None))
-
-
-def test_parameters_reach_the_page_each_with_all_its_values(small):
-    assert small("page_of").get("/run?a=1&a=2&b=").text == "<p>2</p>"
 
 
 @pytest.mark.parametrize(
@@ -157,28 +135,16 @@ def test_a_mistake_of_ours_is_told_and_noted_once(small, caplog):
     assert "content-security-policy" in answer.headers
 
 
-def test_a_mistake_in_another_route_is_told_too(site_of, made, monkeypatch):
-    monkeypatch.setattr(answers, "_noted", set())
-    site = site_of(made)
-    app = make_app(site)
-
-    @app.post("/vote-here")
-    def vote() -> None:
-        raise ZeroDivisionError("nothing")
-
-    answer = TestClient(app, base_url="http://127.0.0.1").post("/vote-here")
-    assert answer.status_code == 500 and "ZeroDivisionError" in answer.text and "<title>" in answer.text
-
-
 def test_half_a_character_does_not_stop_a_page(small):
     answer = small("half").get("/run")
     assert answer.status_code == 200 and answer.text == "<p>? half an emoji</p>"
 
 
-@pytest.mark.parametrize("path", ["/none", "/a/b/c", "/openapi.json", "/docs", "/favicon.ico", "/.git/config", "/%00"])
-def test_what_is_not_there_is_a_page_that_says_so(small, path):
-    answer = small("page_of").get(path)
-    assert answer.status_code == 404 and 'role="alert"' in answer.text
+def test_what_is_not_there_is_a_page_that_says_so(small):
+    client = small("page_of")
+    for path in ("/none", "/a/b/c", "/openapi.json", "/docs", "/favicon.ico", "/.git/config", "/%00"):
+        answer = client.get(path)
+        assert answer.status_code == 404 and 'role="alert"' in answer.text, path
 
 
 def test_pages_are_only_got(client_of, made):
@@ -196,3 +162,16 @@ def test_the_galleries_own_files_and_no_others(client_of, made):
     for path in ("../app.py", "%2e%2e/app.py", "..%2fapp.py", "vendor/../../app.py", "/etc/passwd", "..\\app.py"):
         answer = client.get(f"/static/{path}")
         assert answer.status_code == 404 and b"import" not in answer.content
+
+
+def test_a_mistake_in_another_route_is_told_too(site_of, made, monkeypatch):
+    monkeypatch.setattr(answers, "_noted", set())
+    site = site_of(made)
+    app = make_app(site)
+
+    @app.post("/vote-here")
+    def vote() -> None:
+        raise ZeroDivisionError("nothing")
+
+    answer = TestClient(app, base_url="http://127.0.0.1").post("/vote-here")
+    assert answer.status_code == 500 and "ZeroDivisionError" in answer.text and "<title>" in answer.text

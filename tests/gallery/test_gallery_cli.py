@@ -13,7 +13,6 @@ from contextlib import contextmanager
 
 import pytest
 
-from tests.gallery.made import keep_columns
 from tests.patience import LONG, until
 
 pytestmark = pytest.mark.long
@@ -107,12 +106,3 @@ diffrl.cli.main(["gallery", sys.argv[1], "--port", "0", "--no-browser"])
 """
     done = subprocess.run([sys.executable, "-c", code, str(made)], capture_output=True, text=True, timeout=300)
     assert done.stdout.strip().splitlines()[-3:] == ["[]"] * 3, done
-
-
-def test_an_export_by_command(made, tmp_path):
-    keep_columns(made, "held_out/shapes")
-    done = subprocess.run(
-        [*COMMAND, str(made), "--export", str(tmp_path / "site")], capture_output=True, text=True, timeout=300
-    )
-    assert done.returncode == 0 and done.stderr == "", done
-    assert (tmp_path / "site" / "index.html").is_file() and str(tmp_path / "site" / "index.html") in done.stdout

@@ -246,24 +246,6 @@ def test_what_the_numbers_are_means_over_is_told_where_pictures_are_fewer(made, 
     assert ("Means" in text) is said
 
 
-@pytest.mark.parametrize(("spread", "css"), [(0.01, "loss"), (0.6, ""), (None, "")])
-def test_the_overview_colours_a_change_only_if_its_interval_leaves_0_out(tmp_path, client_of, spread, css):
-    """Six prompts that fall by 0.1 in the mean; without their samples there is no interval."""
-    runs = [make_run(tmp_path / "runs" / name) for name in ("one", "two")]
-    config = "run: {iterations: 4}\neval: {samples: 6, rewards: [{name: shapes}]}\n"
-    (runs[0] / "config.yaml").write_text(config)
-    rows = [{"iteration": 4 * turn, "held_out/shapes": 0.7 - 0.1 * turn} for turn in (0, 1)]
-    (runs[0] / "metrics.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
-    with SampleStore(runs[0]) as store:
-        store.truncate_after(-1, ["eval"])
-        for turn in (0, 1):
-            changes = [-0.1 + (spread or 0) * (n - 2.5) for n in range(6 if spread else 5)]
-            scores = [0.7 + turn * change for change in changes]
-            store.write([eval_sample(4 * turn, n, 0, f"p {n}", score) for n, score in enumerate(scores)])
-    client = client_of(*runs)
-    assert re.findall(r'<span class="chip (\w*)" title="last[^>]*>−0.100<', client.get("/run?run=one").text) == [css]
-
-
 def test_long_metrics_are_thinned_but_keep_every_evaluation(tmp_path):
     rows = [
         {"iteration": n, "reward/mean": n / 7, **({"held_out/a": n / 3} if n % 7 == 0 else {})} for n in range(1002)

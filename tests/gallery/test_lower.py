@@ -4,14 +4,12 @@ from __future__ import annotations
 
 import json
 import re
-from dataclasses import replace
 
 import pytest
 import torch
 from PIL import Image
 
 from diffrl.gallery.columns import lower_rewards, named
-from diffrl.gallery.export import export_site
 from diffrl.gallery.links import ServerLinks
 from diffrl.gallery.query import Query
 from diffrl.gallery.ranking import tallies
@@ -118,14 +116,6 @@ def test_a_fall_is_an_improvement_and_keeps_its_sign(run, client_of, reward, sho
     assert highest == ["blurred", "a bit", "same", "sharper", "failed"], "a value is a value"
 
 
-@pytest.mark.parametrize("reward", ["clean", "total"])
-def test_others_and_the_total_go_up(run, client_of, reward):
-    page = client_of(run).get(f"/compare?run=made&reward={reward}&sort=gain").text
-    first, *_ = rows_of(page)
-    best, number = {"clean": ("sharper", "+0.700"), "total": ("blurred", "+0.500")}[reward]
-    assert first == (best, ("gain", number)) and counts_of(page)["reward"] == reward
-
-
 def test_every_reward_of_a_row_is_judged_its_own_way(run, client_of):
     page = client_of(run).get("/compare?run=made&reward=clean").text
     table = re.search(r'<details class="all" id="all-0">(.*?)</details>', page, re.S)[1]
@@ -158,8 +148,7 @@ def test_the_overview_the_table_and_the_report_agree(run, tmp_path, client_of):
     "record",
     [
         None,
-        *("", "{", "[]", "null", "\udcff", '{"a":' * 3000),
-        *('{"held_out": 3}', '{"held_out": ["blur"]}', '{"held_out": {"blur": []}}'),
+        *("{", "\udcff", '{"a":' * 3000, '{"held_out": ["blur"]}', '{"held_out": {"blur": []}}'),
         '{"held_out": {"blur": {"higher_is_better": 0}}}',
     ],
     ids=lambda record: str(record)[:40],
@@ -219,23 +208,6 @@ def test_a_vote_keeps_which_way_its_rewards_go(run, tmp_path, client_of):
     assert re.search(r"blur 0\.900 → 0\.200 <span class=\"soft\">\(B\)", page)
 
 
-def test_votes_of_an_older_gallery_are_read_as_before(run, tmp_path):
-    source, file = RunSource("made", run), tmp_path / "votes.jsonl"
-    (a,), (b,) = (
-        [side_of(source, state, one) for one in source.samples(state, [source.briefs(state, None)[0].id])]
-        for state in source.states()
-    )
-    add_vote(file, "", "s", a, b, "a", "b")
-    line = json.loads(file.read_text())
-    for name in "ab":
-        del line[name]["lower"]
-    file.write_text(json.dumps(line) + "\n")
-    (vote,) = read_votes(file).votes
-    assert (vote.a, vote.b) == (replace(a, lower=()), replace(b, lower=()))
-    (tally,) = tallies([vote])
-    assert {one.reward: one.prefers_b.wins for one in tally.opinions}["blur"] == 0
-
-
 def test_folders_take_it_from_the_scorer(tmp_path):
     for name, light in (("base", 200), ("aligned", 100)):
         (tmp_path / name).mkdir()
@@ -247,49 +219,3 @@ def test_folders_take_it_from_the_scorer(tmp_path):
     [(_, chip)] = rows_of(page)
     assert chip == ("gain", "−0.392") and counts_of(page)["reward"] == "glare (lower is better)"  # 100 / 255
     assert 'value="glare/half" data-lower>glare/half (lower is better)<' in page
-
-
-@pytest.mark.browser
-@pytest.mark.long
-def test_an_exported_page_judges_as_the_server_does(run, tmp_path, page):
-    export_site(find_sources([run]), tmp_path / "site", {"votes": tmp_path / "votes.jsonl"})
-    page.goto((tmp_path / "site" / "index.html").as_uri())
-    page.locator("header nav").get_by_role("link", name="Compare", exact=True).click()
-    page.locator("main .item").nth(4).wait_for()
-    choose, order = page.locator("select[name=reward]"), page.locator("select[name=sort]")
-
-    def shown():
-        rows = page.locator("main .item:visible")
-        return [
-            (
-                row.locator(".prompt").inner_text(),
-                chip.get_attribute("class").replace("chip", "").strip(),
-                chip.inner_text(),
-            )
-            for row in rows.all()
-            for chip in row.locator("figcaption .chip:visible").all()
-        ]
-
-    def counts():
-        return {
-            name: page.locator(f"[data-count={name}]").inner_text()
-            for name in ("reward", "mean", "improved", "unchanged", "worse")
-        }
-
-    began = counts()
-    assert began == {
-        "reward": "blur (lower is better)",
-        "mean": "−0.075",
-        "improved": "2",
-        "unchanged": "1",
-        "worse": "1",
-    }
-    choose.select_option("clean")
-    assert counts() == {"reward": "clean", "mean": "+0.075", "improved": "2", "unchanged": "1", "worse": "1"}
-    choose.select_option("blur/edge")
-    assert counts() == {**began, "reward": "blur/edge (lower is better)"}
-    for sort, expected in (("gain", BEST_FIRST), ("loss", WORST_FIRST)):
-        order.select_option(sort)
-        assert shown() == [(prompt, *CHIPS[prompt]) for prompt in expected[:-1]], sort
-    choose.select_option("total")  # of which more is better: the same numbers, judged otherwise
-    assert shown()[0] == ("sharper", "loss", "−0.700") and counts()["worse"] == "2"

@@ -40,7 +40,7 @@ def table_of(client):
 
 
 def test_jsonl_has_the_columns_of_trls_preference_type(voted, client_of):
-    run, _, sides = voted
+    run, file, sides = voted
     answer = client_of(run).get("/preferences.jsonl")
     rows = [json.loads(line) for line in answer.text.splitlines()]
     assert "preferences.jsonl" in answer.headers["content-disposition"] and len(rows) == 4, "without the tie"
@@ -55,6 +55,8 @@ def test_jsonl_has_the_columns_of_trls_preference_type(voted, client_of):
         winner, loser = ("jpg_0", "jpg_1") if row["label_0"] == 1 else ("jpg_1", "jpg_0")
         assert (row[winner], row[loser]) == (row["chosen"], row["rejected"])
         assert row["label_0"] in (0, 1) and row["label_0"] + row["label_1"] == 1
+    for row, vote in zip(rows, map(json.loads, file.read_text().splitlines()), strict=False):
+        assert row["jpg_0"].endswith(vote[vote["left"]]["picture"]), "jpg_0 was on the left"
 
 
 def test_parquet_is_read_as_diffusers_reads_it(voted, client_of):
@@ -72,14 +74,6 @@ def test_parquet_is_read_as_diffusers_reads_it(voted, client_of):
             with Image.open(run / side.picture) as expected:
                 assert image.tobytes() == expected.convert("RGB").tobytes()
         assert examples["caption"][number] == sides[0][number].sample[0]
-
-
-def test_jpg_0_is_what_was_on_the_left(voted, client_of):
-    run, file, _ = voted
-    rows = [json.loads(line) for line in client_of(run).get("/preferences.jsonl").text.splitlines()]
-    lines = [json.loads(line) for line in file.read_text().splitlines()]
-    for row, line in zip(rows, lines, strict=False):
-        assert row["jpg_0"].endswith(line[line["left"]]["picture"])
 
 
 def test_only_pictures_of_the_gallery_are_read(voted, client_of, tmp_path):

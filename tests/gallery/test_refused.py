@@ -69,17 +69,3 @@ def test_an_export_with_a_reward_that_scores_nothing_is_refused(tmp_path, images
     with pytest.raises(ConfigError, match=f"--reward {reward} scored nothing: .*{words}"):
         exported(tmp_path, images, reward=["sharpness", reward])
     assert not (tmp_path / "site").exists()
-
-
-def test_a_reward_need_not_score_every_folder(tmp_path, images, monkeypatch):
-    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
-    (tmp_path / "told").mkdir()
-    Image.new("RGB", (64, 64)).save(tmp_path / "told" / "one.png")
-    (tmp_path / "told" / "one.txt").write_text("a red circle")
-    said = []
-    request = GalleryRequest(
-        [images, tmp_path / "told"], tmp_path / "site", votes=tmp_path / "votes.jsonl", reward=["shapes"]
-    )
-    show_gallery(request, said.append)
-    assert "needs no server" in said[-1]
-    assert "No scores of shapes: The reward shapes compares images" in (tmp_path / "site" / "compare.html").read_text()

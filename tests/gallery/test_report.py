@@ -38,11 +38,6 @@ from tests.gallery.made import (
 from tests.gallery.made_trees import forest, leaf, pool
 from tests.gallery.made_trees import write as write_tree
 
-HOSTILE = (
-    "\"><script>alert(1)</script><img src=http://evil.example/x onerror=alert(2)> ' \u202e🦊 {{ 7 * 7 }} "
-    + "long " * 2000
-)
-
 
 class Parsed(HTMLParser):
     """A document's texts by section, and everything in it that could ask for something from outside."""
@@ -170,24 +165,6 @@ def test_what_moves_keeps_moving_if_it_is_small(tmp_path):
         store.write([eval_sample(i, 0, 0, PROMPTS[0], 0.5, clip) for i in (0, 3)])
     frames = {Image.open(io.BytesIO(base64.b64decode(uri.partition(",")[2]))).n_frames for uri in report_of(run).images}
     assert frames == {3}
-
-
-def test_hostile_texts_stay_texts(tmp_path):
-    run = make_run(tmp_path / "a<b>&'\"$x^2$", prompts=(HOSTILE, PROMPTS[1], PROMPTS[2]))
-    rows = [{**row, 'held_out/<img src="http://x">': 0.5, "reward/</svg><script>": 0.1} for row in metrics_rows(4)]
-    (run / "metrics.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
-    (run / "log.txt").write_text("</ul><script>alert(3)</script>\n")
-    (run / "config.yaml").write_text("run: {name: '</pre><script src=//evil.example>', iterations: 4}\n")
-    tree = forest(prompt=HOSTILE, iteration=2)
-    write_tree(run, tree)
-    parsed = report_of(run)
-    assert_alone(parsed)
-    everything = " ".join(parsed.sections.values())
-    assert "<script>alert(1)</script>" in parsed.words("pairs") and "<script>alert(3)" in parsed.words("log")
-    assert "{{ 7 * 7 }}" in everything and "a<b>&'\"$x^2$" in parsed.words()
-    assert (
-        "reward/" not in parsed.tags and "img" in parsed.tags and all(uri.startswith("data:") for uri in parsed.images)
-    )
 
 
 def test_a_tree_is_shown_with_its_story(made):

@@ -12,7 +12,6 @@ from diffrl.gallery.curves import columns_of, lines_of, page_data
 from diffrl.gallery.pages import report as report_page
 from diffrl.gallery.panels import panels_of
 from diffrl.gallery.plots import panel_svg
-from diffrl.gallery.report_parts import figures
 from diffrl.gallery.runs import RunSource
 from diffrl.gallery.series import track_of
 from diffrl.gallery.site import REPORTS
@@ -75,20 +74,9 @@ def test_why_a_ratio_stands_still_is_told_where_it_is_known(made, client_of, con
     assert {panel for panel, note in notes if why in note} == ({"ratio", "clipped"} if said else set())
 
 
-def test_where_only_ratios_stand_still_they_are_not_named_twice(tmp_path):
-    rows = [{"iteration": i, "update/ratio": 1.0, "update/clipped": 0.0} for i in range(4)]
-    (tmp_path / "metrics.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
-    track = track_of(RunSource("r", tmp_path))
-    assert figures(track, once=True) == (
-        [],
-        "Not plotted, because they stayed at one value: Ratio 1; Clip fraction 0. "
-        "With one update an iteration, these are measured before it.",
-    )
-
-
 @pytest.mark.long
 def test_numbers_near_the_largest_float_are_gaps(made):
-    for low, high in ((-8e307, 8e307), (1e308, 1.5e308), (0.1, 1e308)):
+    for low, high in ((-8e307, 8e307), (0.1, 1e308)):
         rows = [
             {"iteration": i, "cost/seconds": i * 1e308, "reward/mean": value, "reward/std": 1e308}
             for i, value in enumerate((0.1, low, high, 0.2, 0.3))

@@ -167,18 +167,6 @@ def test_the_csv_has_every_run_and_setting(runs, client_of):
     assert lines[0]["difference"] == "" and float(lines[0]["evaluations"]) > 0
 
 
-def test_a_broken_run_stands_in_its_row_alone(runs, client_of):
-    (runs[6] / "samples.sqlite").write_bytes(b"no database at all, but long enough to look like one" * 40)
-    (runs[5] / "metrics.jsonl").unlink()
-    (runs[4] / "config.yaml").write_text("{")
-    answer = client_of(*runs).get("/")
-    rows = {name: words(row) for name, row in rows_of(answer.text).items()}
-    assert answer.status_code == 200
-    assert [name for name, row in rows.items() if "cannot be used" in row] == ["wild/seed-1"]
-    assert {"fast/seed-1", "fast/seed-2 seed 2"} <= set(rows), "what cannot be read is no seed of an arm"
-    assert client_of(*runs).get("/compare").status_code == client_of(*runs).get("/runs.csv").status_code == 200
-
-
 def test_a_run_that_was_killed_runs_no_more_though_no_file_changed(tmp_path, client_of):
     whole, killed = make_run(tmp_path / "whole"), make_run(tmp_path / "killed", iterations=2, finished=False)
     for path in killed.rglob("*"):
@@ -225,6 +213,7 @@ def test_what_a_comparison_found_stands_below(runs, client_of):
 
 
 @pytest.mark.browser
+@pytest.mark.long
 def test_order_search_and_ticks(runs, page, served):
     page.goto(served(*runs))
     bodies = "[...document.querySelectorAll('#runs tbody')].filter(one => !one.hidden)"
@@ -250,6 +239,9 @@ def test_order_search_and_ticks(runs, page, served):
 
 def test_a_damaged_run_or_comparison_costs_no_page(runs, client_of, tmp_path):
     """A log that is a link out, a seed that is a list, an alarm that is a text; results that are no numbers."""
+    (runs[6] / "samples.sqlite").write_bytes(b"no database at all, but long enough to look like one" * 40)
+    (runs[5] / "metrics.jsonl").unlink()
+    (runs[4] / "config.yaml").write_text("{")
     outside = tmp_path.parent / f"{tmp_path.name}-outside"
     outside.write_text("Stopped by a secret. (guards.kl)\n")
     (runs[0] / "log.txt").symlink_to(outside)
@@ -263,6 +255,9 @@ def test_a_damaged_run_or_comparison_costs_no_page(runs, client_of, tmp_path):
     client = client_of(*runs)
     page = client.get("/")
     assert page.status_code == 200 and "Comparison" not in page.text, "its figure is a link"
+    rows = {name: words(row) for name, row in rows_of(page.text).items()}
+    assert [name for name, row in rows.items() if "cannot be used" in row] == ["wild/seed-1"]
+    assert "fast/seed-1" in rows, "what cannot be read is no seed of an arm"
     assert "secret" not in words(page.text) and "is a link out of it" in words(rows_of(page.text)["slow/seed-0 seed 0"])
     (tmp_path / "figure.png").unlink()
     (tmp_path / "figure.png").write_text("no image")

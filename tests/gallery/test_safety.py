@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import html
 import json
 import random
+import re
 import shutil
-from dataclasses import asdict
-from html.parser import HTMLParser
+from dataclasses import asdict, replace
 from pathlib import Path
 from urllib.parse import quote
 
@@ -23,7 +24,7 @@ from diffrl.gallery.sources import find_sources
 from diffrl.tracking.index import connect
 from diffrl.tracking.store import SampleStore
 from tests.gallery import made_trees
-from tests.gallery.made import eval_sample, flat, make_run
+from tests.gallery.made import Elements, eval_sample, flat, make_run
 
 HOSTILE = (
     "<script>window.hacked = 1</script><img src=x onerror='window.hacked = 2'>",
@@ -33,9 +34,7 @@ HOSTILE = (
 NAME = "<img src=x onerror=window.hacked=6>"
 SINGLE = {"tree": {"tree": "000020-3"}, "preferences.parquet": None, "state": {}}
 """Pages that need more than a run; None is one that a test of its own has (it needs pyarrow)."""
-BODIES = ("a", "../..", "-1", "nan", "inf", "made@eval-4", "@", "<b>", "%", "000020-3/..", "💥", "\0")
-BODIES += ("9" * 40, "a" * 3000)
-BODIES += ("9" * 5000 + "-1", "000020-" + "9" * 5000)
+BODIES = ("../..", "-1", "nan", "made@eval-4", "@", "000020-3/..", "💥\0", "a" * 3000, "9" * 5000 + "-1")
 HUGE = "1" + "0" * 400
 """A whole number beyond all floats, which JSON may hold."""
 DEEP = "[" * 100_000
@@ -67,7 +66,9 @@ def hostile_run(path: Path) -> Path:
     (run / "summary.json").write_text(json.dumps({**summary, "device": HOSTILE[0], "held_out": {NAME: 0.5}}))
     (run / "log.txt").write_text("\n".join(HOSTILE) + "\n")
     rule = {**made_trees.DIFFRL, "value": NAME}
-    made_trees.write(run, made_trees.forest(prompt=HOSTILE[0], metadata={NAME: HOSTILE[2]}, rule=rule))
+    tree = made_trees.forest(prompt=HOSTILE[0], metadata={NAME: HOSTILE[2]}, rule=rule)
+    failed = replace(tree.nodes[-1], leaf=made_trees.leaf(None, error=HOSTILE[2], rewards={NAME: 1.0}))
+    made_trees.write(run, replace(tree, nodes=[*tree.nodes[:-1], failed]))
     return run
 
 
@@ -81,43 +82,54 @@ def addresses(key: str) -> list[str]:
     return found
 
 
-@pytest.mark.browser
-@pytest.mark.long
-def test_hostile_texts_stay_texts_on_every_page(served, strict_page, tmp_path):
-    page = strict_page
-    run = hostile_run(tmp_path / "runs" / NAME.replace("/", ""))
+@pytest.fixture
+def hostile(tmp_path):
+    """A hostile run beside another, and addresses of its pages."""
+    hostile_run(tmp_path / "runs" / NAME.replace("/", ""))
     make_run(tmp_path / "runs" / "other")
-    address = served(tmp_path / "runs")
-    key = page.request.get(f"{address}/state").json()
-    key = next(name for name in key if name != "other")
-    asked: list[str] = []
-    page.on("dialog", lambda dialog: (asked.append(dialog.message), dialog.dismiss()))
-    seen = 0
-    extra = [
-        f"/compare?run={key}&prompt={quote(HOSTILE[1])}",
-        f"/{quote(NAME)}",
-    ]
-    extra += [f"/compare?run={key}&reward={quote(NAME)}", f"/vote?run={key}", f"/run?run={quote(HOSTILE[1])}"]
-    for path in [*addresses(key), *extra]:
-        answer = page.request.get(address + path)
-        kind = answer.headers["content-type"]
+    (key,) = [source.key for source in find_sources([tmp_path / "runs"]) if source.key != "other"]
+    more = [f"/compare?run={key}&prompt={quote(HOSTILE[1])}", f"/{quote(NAME)}", f"/vote?run={key}"]
+    more += [f"/compare?run={key}&reward={quote(NAME)}", f"/run?run={quote(HOSTILE[1])}", f"/vote?voter={quote(NAME)}"]
+    return tmp_path / "runs", [*addresses(key), *more]
+
+
+def test_hostile_texts_stay_texts_on_every_page(client_of, hostile):
+    """Nothing may be there that the policy has to stop."""
+    runs, paths = hostile
+    client, seen = client_of(runs), 0
+    for path in paths:
+        answer = client.get(path)
         assert "default-src 'self'" in answer.headers["content-security-policy"], path
         assert answer.headers["x-content-type-options"] == "nosniff"
-        assert answer.status != 500, (path, answer.text()[-500:])
-        if "html" not in kind and "svg" not in kind or "content-disposition" in answer.headers:
+        assert answer.status_code != 500, (path, answer.text[-500:])
+        if "html" not in answer.headers["content-type"]:
             continue
-        page.goto(address + path)
-        assert page.evaluate("window.hacked") is None, path
-        # The policy would stop them; but nothing may be there that it has to stop.
-        assert (
-            page.locator("[onerror], [onload], [onmouseover], [onclick], [href^='javascript:'], [src='x']").count() == 0
-        )
-        assert page.locator("script:not([src]):not([type='application/json'])").count() == 0, path
-        for block in page.locator("script[type='application/json']").all_text_contents():
+        page = Elements(answer.text)
+        for tag, attributes in page.found:
+            addresses = [attributes[name] or "" for name in ("href", "src", "action", "srcset") if name in attributes]
+            assert not [name for name in attributes if name.startswith("on")], (path, tag, attributes)
+            assert not [one for one in addresses if one == "x" or one.startswith(("javascript:", "http"))], path
+            assert tag != "script" or "src" in attributes or attributes.get("type") == "application/json", path
+            assert tag not in ("iframe", "object", "embed", "base"), path
+        for block in re.findall(r'<script type="application/json"[^>]*>(.*?)</script>', answer.text, re.S):
             json.loads(block)
-        seen += HOSTILE[0] in page.locator("body").text_content()
-    assert seen >= 4 and asked == []
-    assert run.is_dir()
+        seen += html.escape(HOSTILE[0])[:30] in answer.text
+    assert seen >= 4
+
+
+@pytest.mark.browser
+@pytest.mark.long
+def test_hostile_texts_stay_texts_in_what_scripts_draw(served, strict_page, hostile):
+    runs, paths = hostile
+    address, page, asked = served(runs), strict_page, []
+    page.on("dialog", lambda dialog: (asked.append(dialog.message), dialog.dismiss()))
+    for path in paths:
+        if path.partition("?")[0] in ("/compare", "/curves", "/tree", "/vote", "/"):
+            page.goto(address + path)
+            assert page.evaluate("window.hacked") is None, path
+            made = "[onerror], [onload], [onmouseover], [onclick], [href^='javascript:'], [src='x']"
+            assert page.locator(made).count() == 0, path
+    assert asked == []
 
 
 def document(change):
@@ -132,10 +144,6 @@ def broken():
 
     def index(data: bytes):
         return lambda run: (run / "samples.sqlite").write_bytes(data)
-
-    def cut(run):
-        data = (run / "samples.sqlite").read_bytes()
-        (run / "samples.sqlite").write_bytes(data[: len(data) // 2])
 
     def torn(run):
         data = bytearray((run / "samples.sqlite").read_bytes())
@@ -164,24 +172,19 @@ def broken():
         return lambda run: (run / name).write_bytes(content if isinstance(content, bytes) else content.encode())
 
     ways = {
-        "no index": lambda run: (run / "samples.sqlite").unlink(),
         "empty index": index(b""),
-        "random index": index(random.Random(1).randbytes(20_000)),
-        "cut index": cut,
         "torn index": torn,
         "other version": version,
         "wrong values": values,
         "blobs as names": blobs,
         "no images": lambda run: shutil.rmtree(run / "samples"),
         "an index that is a folder": lambda run: ((run / "samples.sqlite").unlink(), (run / "samples.sqlite").mkdir()),
-        "torn metrics": text("metrics.jsonl", '{"iteration": 1, "reward/mean": 0.5}\n{"iter'),
         "metrics with rubbish": text(
             "metrics.jsonl", b'{"iteration": 1}\n\xff\xfe\n[1]\n{"iteration": "x", "reward/mean": {}}\n'
         ),
         "metrics of other shapes": text(
             "metrics.jsonl", '{"reward/mean": "high"}\n{"iteration": null}\n{"iteration": 3.5}\n'
         ),
-        "huge numbers": text("metrics.jsonl", '{"iteration": 1, "reward/mean": 1e999, "held_out/a": -1e308}\n' * 3),
         "numbers beyond all floats": text(
             "metrics.jsonl",
             f'{{"iteration": 1, "reward/mean": {HUGE}, "held_out/a": {HUGE}, "update/loss": -{HUGE}}}\n'
@@ -189,7 +192,6 @@ def broken():
         ),
         "deep metrics": text("metrics.jsonl", f'{{"iteration": 1, "held_out/a": 1}}\n{{"held_out/a": {DEEP}\n' * 2),
         "no metrics": lambda run: (run / "metrics.jsonl").unlink(),
-        "a list as summary": text("summary.json", "[]"),
         "a summary of other shapes": text(
             "summary.json", '{"held_out": 3, "seconds": [], "versions": null, "counts": "x"}'
         ),
@@ -198,24 +200,16 @@ def broken():
             f'{{"seconds": {{"rollout": {HUGE}}}, "counts": {{"decodes": {HUGE}}}, "cost": {{"evaluations": {HUGE}}}, '
             f'"updates": {HUGE}, "peak_memory_bytes": {HUGE}}}',
         ),
-        "rubbish as summary": text("summary.json", "{"),
         "a deep summary": text("summary.json", DEEP),
         "rubbish as environment": text("environment.json", b"\x00\xff"),
-        "a deep environment": text("environment.json", DEEP),
         "an environment of many levels": text("environment.json", '{"a":' * 900 + "1" + "}" * 900),
-        "a deep precision": text("precision.json", DEEP),
         "a precision beyond all floats": text("precision.json", f'{{"flops_quantised": {HUGE}, "engine": [[{HUGE}]]}}'),
-        "rubbish as configuration": text("config.yaml", b"a: [\xff\n\tb: {"),
         "another configuration": text("config.yaml", "- 1\n- !!python/object:os.system {}\n"),
         "a deep configuration": text("config.yaml", "[" * 1000),
         "a configuration beyond all floats": text("config.yaml", f"run: {{iterations: {HUGE}}}"),
         "a tree that is cut": text("trees/000020-3/tree.json", '{"format": 1, "nodes": [{"id"'),
-        "a tree of other shapes": text("trees/000020-3/tree.json", '{"format": 1, "nodes": 3, "branching": []}'),
         "a tree of steps that are not": text(
             "trees/000020-3/tree.json", json.dumps(document(lambda tree: tree["nodes"][1].update(step=99)))
-        ),
-        "a tree beyond all floats": text(
-            "trees/000020-3/tree.json", json.dumps(document(lambda tree: tree["nodes"][0].update(value=int(HUGE))))
         ),
         "a tree without images": lambda run: [path.unlink() for path in (run / "trees").rglob("*.webp")],
         "rubbish as log": text("log.txt", b"\xff\xfe\x00" * 100),
@@ -319,25 +313,14 @@ def test_no_page_reads_outside_its_run(client_of, whole, tmp_path):
             assert client.get(f"/{name}?run={quote(other, safe='')}").status_code == 404, (name, other)
 
 
-class Attributes(HTMLParser):
-    """All attributes of a page, as a browser sees them."""
-
-    def __init__(self, text):
-        super().__init__()
-        self.found: list[tuple[str, str | None]] = []
-        self.feed(text)
-
-    def handle_starttag(self, tag, attrs):
-        self.found += attrs
-
-
 def test_hostile_names_of_pictures_are_not_followed(client_of, made):
     name = 'samples/../config.yaml#x.png" onerror="a'
     database = connect(made, readonly=False)
     database.execute("UPDATE samples SET picture = ?", (name,))
     database.close()
     client = client_of(made)
-    found = Attributes(client.get("/compare?columns=made@eval-4").text).found
+    page = Elements(client.get("/compare?columns=made@eval-4").text)
+    found = [one for _, attributes in page.found for one in attributes.items()]
     assert not [attribute for attribute, _ in found if attribute.startswith("on")]
     media = [value for attribute, value in found if attribute in ("src", "data-full") and "/media/" in (value or "")]
     assert len(media) >= 6

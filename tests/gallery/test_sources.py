@@ -95,15 +95,6 @@ def test_an_empty_folder_waits_for_its_first_run(tmp_path, monkeypatch):
     assert 'data-page="run"' in page and 'http-equiv="refresh"' not in page
 
 
-def test_given_runs_stay_alone(tmp_path, monkeypatch):
-    monkeypatch.setattr(module, "SCAN", 0.0)
-    runs = tmp_path / "runs"
-    make_run(runs / "first")
-    watched = Watched([runs / "first"], find_sources([runs / "first"]))
-    make_run(runs / "second")
-    assert [source.key for source in watched()] == ["first"]
-
-
 def test_what_is_no_directory_of_runs_ends_the_command(tmp_path, capsys, monkeypatch):
     monkeypatch.chdir(tmp_path)
     file = tmp_path / "notes.txt"

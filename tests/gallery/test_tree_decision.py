@@ -6,11 +6,9 @@ import re
 from dataclasses import replace
 
 from diffrl.gallery.trees.facts import sample_facts
-from diffrl.gallery.trees.glossary import glossary
 from diffrl.gallery.trees.story import story
 from diffrl.gallery.trees.view import tree_view
 from diffrl.trees.record import TreeLeaf, TreeNode
-from reward_models.images.shapes import PARTS
 from tests.gallery import made_trees
 from tests.gallery.made_trees import leaf, said, split, told
 
@@ -43,38 +41,6 @@ def test_what_the_losing_branch_lacks_begins_with_the_cause_and_says_what_it_lea
     assert told(split(*ends))["decision"]["What 1b lacks"] == (
         "count 0.500 against 1.000, colour 0.000 against 1.000, shape 0.000 against 1.000, 2 more"
     )
-
-
-def test_parts_of_scores_are_explained_where_the_record_has_them():
-    def words(**rewards):
-        tree = made_trees.pool(2, 2, 0)
-        nodes = [replace(node, leaf=replace(node.leaf, rewards=rewards)) for node in tree.nodes if node.leaf]
-        return dict(glossary(tree_view(replace(tree, nodes=nodes))))
-
-    found = words(**{"shapes": 0.5, "shapes/count": 0.5, "shapes/colour": 0.5, "other/clean": 1.0})
-    assert found["parts"].startswith("count: how near the number of objects found is to the number asked for; objects")
-    assert "colour: how well" in found["parts"] and "clean" not in found["parts"] and "missing" not in found["parts"]
-    assert "shapes, shapes_strict" not in found and "parts" not in words(shapes=0.5, **{"other/count": 0.5})
-    every = words(shapes=0.5, shapes_strict=0.0, **{f"shapes/{part}": 0.0 for part in PARTS})
-    assert all(f"{part}: " in every["parts"] for part in PARTS) and "or too many counts as" in every["parts"]
-    assert every["shapes, shapes_strict"].endswith("shapes_strict is 1 if everything passes, else 0.")
-
-
-def test_advantages_of_steps_and_of_pictures_are_told_apart():
-    own = "A step and the image that it leads to have advantages of their own."
-    assert own in dict(glossary(tree_view(made_trees.forest())))["advantage"]
-    assert own not in dict(glossary(tree_view(made_trees.pool())))["advantage"]  # no steps
-    assert own not in dict(glossary(tree_view(made_trees.chains(3, 2))))["advantage"]  # a step has its picture's
-
-
-def test_what_the_losing_pictures_lack():
-    """Means over the pictures below; parts that two rewards share are named once, sums of parts not at all."""
-    whole = {"r": 1.0, "r/strict": 1.0, "r/shape": 1.0, "r/count": 1.0, "r/colour": 0.5, "q/count": 1.0}
-    broken = {"r": 0.25, "r/strict": 0.0, "r/shape": 0.25, "r/count": 0.5, "r/colour": 0.5, "q/count": 0.5}
-    tree = split({"leaf": leaf(1.0, rewards=whole)}, {"leaf": leaf(0.25, rewards=broken)})
-    assert told(tree)["decision"]["What 1b lacks"] == "count 0.500 against 1.000, shape 0.250 against 1.000"
-    same = split({"leaf": leaf(1.0, rewards=whole)}, {"leaf": leaf(0.25, rewards={"r": 0.25})})
-    assert "What 1b lacks" not in told(same)["decision"]
 
 
 def test_finished_pictures_show_the_decision(client_of, made):

@@ -7,13 +7,11 @@ from dataclasses import replace
 
 import pytest
 
-from diffrl.gallery.trees.facts import step_facts
-from diffrl.gallery.trees.glossary import glossary
 from diffrl.gallery.trees.rule import rules, which_prompt
 from diffrl.gallery.trees.view import tree_view
 from diffrl.trees.record import TreeNode
 from tests.gallery import made_trees
-from tests.gallery.made_trees import DIFFRL, NFT, OUTCOME, leaf, named, record, said, split, told
+from tests.gallery.made_trees import DIFFRL, OUTCOME, leaf, named, record, split, told
 
 NEW = {
     **DIFFRL,
@@ -26,16 +24,6 @@ NEW = {
     "learning_rate": 0.0002,
     "dimensions": 256,
 }
-
-
-def test_a_change_is_told_for_the_whole_step_too():
-    # 256 * 0.002 = 0.512, e to that 1.67; 256 * -0.0005 = -0.128, e to that 0.88
-    tree = split({"log_ratio": 0.002}, {"log_ratio": -0.0005}, rule=NEW)
-    changes = [said(step_facts(tree_view(tree), node))["Change of log-likelihood"] for node in tree.nodes[1:]]
-    assert changes == [
-        "+0.0020 per dimension × 256 = +0.51, 1.7 times as likely",
-        "−0.00050 per dimension × 256 = −0.13, 0.88 times as likely",
-    ]
 
 
 def split_twice(early, late):
@@ -135,15 +123,3 @@ def test_a_prompt_is_one_of_those_of_its_iteration(client_of, made):
     assert "All steps, the strongest push first" in page and "<dt>learning_rate</dt><dd>0.0002: " in page
     words = re.search(r'<details class="words-used">(.*?)</details>', page, re.S)[1]
     assert "<dt>group</dt>" not in words and "goes on the same way" in words and "Times 256 it is" in words
-
-
-def test_words_say_what_passes_and_what_a_deviation_is():
-    ends = [leaf(1.0, advantage=0.9997, centre=0.7, spread=0.3001), leaf(0.4, advantage=-0.9997)]
-    tree = record([TreeNode(i, None, i, 0, None, 1.0, leaf=one) for i, one in enumerate(ends)], branching={}, rule=NFT)
-    found = dict(glossary(tree_view(tree)))
-    assert found["passed"] == "An image passes if its score shapes_strict is 1, and does not if it is 0."
-    assert "root of the mean squared distance" in found["mean, deviation"] and "value" not in found
-    median = dict(glossary(tree_view(replace(tree, rule={**NFT, "baseline": "median"}))))
-    assert median["median, deviation"].startswith("The median is the middle one of the numbers.")
-    robust = dict(glossary(tree_view(replace(tree, rule={**NFT, "baseline": "median", "std": "mad"}))))
-    assert "the middle one of their distances" in robust["median, median deviation"]

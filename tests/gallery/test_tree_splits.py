@@ -2,17 +2,13 @@
 
 from __future__ import annotations
 
-import re
 from dataclasses import replace
 
 import pytest
 
-from diffrl.gallery.export import export_site
-from diffrl.gallery.sources import find_sources
 from diffrl.gallery.trees.facts import describe, sample_facts, split_facts, step_facts, tables
 from diffrl.gallery.trees.figure import panel, tree_figure
 from diffrl.gallery.trees.glossary import glossary
-from diffrl.gallery.trees.rule import rules
 from diffrl.gallery.trees.story import story
 from diffrl.gallery.trees.view import tree_view
 from tests.gallery import made_trees
@@ -103,11 +99,6 @@ def test_equal_rewards_teach_no_split():
     assert found["splits"] == {"Splits that train along their direction": "0 of 3"}
 
 
-def test_pictures_without_weight_do_not_train():
-    level = replace(tilted().nodes[0].update_effect, pulls={2: 0.3, 3: -0.3, 5: 0.0, 6: 0.0})
-    assert told(changed(tilted(), n0=level))["sampled"]["Images that train"] == "2 of 4"
-
-
 def test_a_guard_that_left_the_update_out_pushed_nowhere():
     found = told(tilted(rule=made_trees.TILT | {"skipped": 1}))
     assert found["decision"]["Best branch"].endswith("left out by a guard")
@@ -188,14 +179,6 @@ def test_numbers_that_are_missing_are_dashes():
         assert "Compared" in said(split_facts(tree_view(tree), tree.nodes[0]))
 
 
-def test_the_rule_and_the_words_are_explained():
-    view = tree_view(tilted())
-    rule = dict(rules(view))
-    assert "splits train" in rule["nodes"] and "tree tilt" in rule["objective"]
-    words = dict(glossary(view))
-    assert {"direction", "weight", "aim", "cosine"} <= words.keys() and "more likely" not in words["advantage"]
-
-
 # --- pages -----------------------------------------------------------------------------------------------------------
 
 
@@ -208,16 +191,6 @@ def test_the_page_serves_the_pictures_of_splits(client_of, made):
         assert address in text and client.get(address).headers["content-type"] == "image/webp"
     assert 'id="all-splits"' in text and "<th>Weight</th>" in text and "Trains by contrast" not in text
     assert 'id="all-splits"' not in client.get("/trees").text
-
-
-@pytest.mark.long
-def test_the_exported_page_carries_them(made, tmp_path):
-    made_trees.write(made, tilted())
-    export_site(find_sources([made]), tmp_path / "site", {"votes": tmp_path / "votes.jsonl"})
-    text = (tmp_path / "site/tree-made-000020-3.html").read_text("utf-8")
-    image = r'"image": {{"file": "([^"]+)", [^}}]*}}, "label": "{}"'
-    files = [re.search(image.format(which), text)[1] for which in ("before", "aim", "after")]
-    assert len(set(files)) == 3 and all((tmp_path / "site" / name).is_file() for name in files)
 
 
 def test_the_report_shows_the_longest_direction(client_of, made):

@@ -60,24 +60,6 @@ def test_facts_refer_to_the_nodes_that_they_name():
     assert named(tree, "credit")["Steps pushed up most, to"] == [node.id for node in ranked[:3]]
 
 
-def test_families_of_a_pool_are_counted():
-    tree = made_trees.pool(6, 4, 1)
-    of = (
-        "family of node 0: gap 0.4",
-        "family below node 0: gap 0.3, worse side",
-        "fill: of the family of node 0, best 1",
-    )
-    nodes, reasons = [], iter(of)
-    for node in tree.nodes:
-        if node.leaf and node.leaf.chosen and not node.leaf.audit:
-            node = replace(node, leaf=replace(node.leaf, chosen=next(reasons, "random")))
-        nodes.append(node)
-    found = told(replace(tree, nodes=tuple(nodes)))["sampled"]
-    assert found["Generated again: whole families of the splits whose branches differ most"] == "2"
-    assert found["Generated again: from the best and the worst of the rest"] == "1"
-    assert found["Generated again: at random"] == "1"
-
-
 def test_a_pool_and_how_well_the_proxy_ordered_it():
     # proxies 0, .2, .4, .6, .8, 1; of the five drawn again the truth is .2, .1, .8, .7, .9: two pairs are swapped
     found = told(made_trees.pool(6, 4, 1))
@@ -146,19 +128,6 @@ def test_what_the_update_makes_of_the_decision(first, second, rule, states):
     assert found["Worst branch"] == f"1b: value 0.250, advantage {states[1]}"
 
 
-def test_branches_of_equal_worth_decide_nothing():
-    tree = split({"value": 0.25 + 1e-9}, {})
-    assert told(tree)["decision"] == {"Largest difference between branches": "0.000"}
-
-
-def test_chains_whose_last_steps_are_pruned_still_tell_their_paths():
-    tree = made_trees.chains(roots=3, steps=2)
-    nodes = [replace(node, trained=node.trained and node.leaf is None) for node in tree.nodes]
-    assert told(replace(tree, nodes=nodes))["credit"] == told(tree)["credit"]
-    nodes = [replace(node, trained=node.trained and node.root == 2) for node in tree.nodes]
-    assert told(replace(tree, nodes=nodes))["credit"] == {"Paths pushed up most, to": "3.2 (+0.10)"}
-
-
 TURNS = "Largest turning points"
 
 
@@ -173,11 +142,6 @@ def test_turning_points_that_train_come_first():
     nodes = [replace(node, value=0.3 * node.id, turning=node.id == 1) for node in chain.nodes]
     chain = replace(chain, nodes=nodes, rule={**DIFFRL, "value": "ode", "samples": False})
     assert told(chain)["credit"][TURNS] == "1.1 (adds +0.300)"
-
-
-def test_nothing_scored():
-    tree = record([TreeNode(0, None, 0, 0, None, 1.0, leaf=leaf(None))], branching={}, rule=NFT)
-    assert told(tree)["scored"] == {"Images with a reward": "0 of 1"}
 
 
 @pytest.mark.parametrize(
@@ -202,6 +166,24 @@ def test_names_tell_the_path():
     names = tree_view(made_trees.forest()).names
     assert names[:8] == ["1", "1a", "1aa", "1ab", "1b", "1ba", "1bb", "2"]
     assert tree_view(made_trees.chains(2, 2)).names == ["1", "1.1", "1.2", "2", "2.1", "2.2"]
+
+
+def test_families_of_a_pool_are_counted():
+    tree = made_trees.pool(6, 4, 1)
+    of = (
+        "family of node 0: gap 0.4",
+        "family below node 0: gap 0.3, worse side",
+        "fill: of the family of node 0, best 1",
+    )
+    nodes, reasons = [], iter(of)
+    for node in tree.nodes:
+        if node.leaf and node.leaf.chosen and not node.leaf.audit:
+            node = replace(node, leaf=replace(node.leaf, chosen=next(reasons, "random")))
+        nodes.append(node)
+    found = told(replace(tree, nodes=tuple(nodes)))["sampled"]
+    assert found["Generated again: whole families of the splits whose branches differ most"] == "2"
+    assert found["Generated again: from the best and the worst of the rest"] == "1"
+    assert found["Generated again: at random"] == "1"
 
 
 @pytest.mark.parametrize(("age", "weights"), [(0, "weights of iteration 40"), (3, "weights of iteration 37, 3 before")])

@@ -5,10 +5,8 @@ from __future__ import annotations
 from dataclasses import replace
 
 from diffrl.gallery.trees.facts import step_facts
-from diffrl.gallery.trees.glossary import glossary
 from diffrl.gallery.trees.view import tree_view
 from diffrl.trees.record import TreeNode
-from tests.gallery import made_trees
 from tests.gallery.made_trees import DIFFRL, leaf, record, said, told
 
 NEW = {**DIFFRL, "constraint": True, "balance": True}
@@ -42,12 +40,3 @@ def test_older_records_do_not_say_which_paths_turn():
     tree = turn(None, trained=False)
     assert told(tree)["credit"]["Largest turning points"].endswith("credited +0.350, does not train)")
     assert said(step_facts(tree_view(tree), tree.nodes[1]))["Turning point"] == "yes ◆"
-
-
-def test_the_rule_follows_the_options():
-    def turning(**rule):
-        return dict(glossary(tree_view(made_trees.forest(rule={**NEW, **rule}))))["turning point ◆"]
-
-    assert "goes on the same way" in turning() and "as many as" not in turning() and "as many up as down" in turning()
-    assert "goes on the same" not in turning(constraint=False)
-    assert "as many" not in turning(balance=False)

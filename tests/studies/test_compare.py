@@ -4,11 +4,7 @@ from __future__ import annotations
 
 import json
 import math
-import os
-import signal
 import sqlite3
-import subprocess
-import sys
 from itertools import pairwise
 from pathlib import Path
 
@@ -19,9 +15,8 @@ from diffrl.cli import main
 from diffrl.config import load_config
 from diffrl.cost.plan import make_plan
 from diffrl.errors import ConfigError
-from diffrl.studies.compare import collect, processes
+from diffrl.studies.compare import collect, processes, tables
 from diffrl.studies.compare.arguments import parse_budget, parse_candidate, parse_candidates
-from tests.patience import until
 
 
 def run(*arguments: object) -> int:
@@ -59,6 +54,8 @@ def cost(config) -> float:
 @pytest.fixture
 def trained(monkeypatch):
     """Runs that take no time: an iteration takes 0.25 s, 0.5 s with two roots. Their names, in order, and settings.
+
+    No figures are drawn, which takes longer than the rest: test_compare_tables.py and _pairs.py ask for them.
 
     `trained.failing` holds names that fail; nothing else does. `trained.measured` are the arguments of evaluations.
     """
@@ -117,16 +114,16 @@ def trained(monkeypatch):
         return 0
 
     monkeypatch.setattr(processes.Processes, "run", command)
+    monkeypatch.setattr(tables, "draw", lambda *args: None)
+    monkeypatch.setattr(tables, "draw_differences", lambda *args: None)
     return calls
 
 
 @pytest.mark.parametrize(
     ("text", "label", "path", "overrides"),
     [
-        ("configs/a.yaml", "a", "configs/a.yaml", ()),
         ("configs/a.yaml run.seed=1  b.c=2", "a run.seed=1 b.c=2", "configs/a.yaml", ("run.seed=1", "b.c=2")),
         ("my way: configs/a.yaml b.c=2", "my way", "configs/a.yaml", ("b.c=2",)),
-        ("eta = 0.3, late: a.yaml", "eta = 0.3, late", "a.yaml", ()),
         ("a.yaml b.c={d: 2, e: 3} f=1", "a b.c={d: 2, e: 3} f=1", "a.yaml", ("b.c={d: 2, e: 3}", "f=1")),
         ("x: my folder/a.yaml b.c={d: 2}", "x", "my folder/a.yaml", ("b.c={d: 2}",)),
     ],
@@ -134,23 +131,16 @@ def trained(monkeypatch):
 def test_configuration_arguments(text, label, path, overrides):
     found = parse_candidate(text)
     assert (found.label, found.path, found.overrides) == (label, path, overrides)
-
-
-def test_folders_of_labels():
-    assert parse_candidate("Fused, n = 3/4: a.yaml").folder == "Fused-n-3-4"
-    assert len(parse_candidate(f"{'x' * 300}: a.yaml").folder) == 80
+    assert parse_candidate(f"{'x' * 300}: a.yaml").folder == "x" * 80
 
 
 @pytest.mark.parametrize(
     ("texts", "expected"),
     [
         (["a.yaml", "b/a.yaml"], "unique"),
-        (["one: a.yaml", "One: b.yaml"], "unique"),
         (["a b: a.yaml", "a/b: b.yaml"], "unique"),
         (["a.yaml run.iterations=3"], "run.iterations is decided"),
-        (["a.yaml run.name=b"], "run.name is decided"),
         (["b.c=2 a.yaml"], "must be"),
-        ([""], "must be"),
         (["..: a.yaml"], "must be"),
         ([], "at least one"),
     ],
@@ -160,9 +150,7 @@ def test_arguments_that_are_refused(texts, expected):
         parse_candidates(texts)
 
 
-@pytest.mark.parametrize(
-    "text", [None, "", "200000", "evaluations", "evaluations=", "hours=2", "seconds=0", "seconds=nan"]
-)
+@pytest.mark.parametrize("text", [None, "200000", "evaluations=", "hours=2", "seconds=0", "seconds=nan"])
 def test_budgets_that_are_refused(text):
     with pytest.raises(ConfigError, match="--budget must be"):
         parse_budget(text)
@@ -178,6 +166,8 @@ def test_equal_evaluations(config, cost, trained, tmp_path):
     window = f"window: {config} rollout.stochastic.size=1"
     other = make_plan(load_config(config, ["rollout.stochastic.size=1"])).iteration_cost
     budget = 10 * cost + cost / 2
+    assert run("compare", config, "--budget", f"evaluations={budget}", "--out", out, "--dry-run") == 0
+    assert not trained and not out.exists()
     assert run(*in_order(config, window, "--budget", f"evaluations={budget}", "--seeds", 2, "--out", out)) == 0
     assert trained == ["base/seed-0", "window/seed-0", "base/seed-1", "window/seed-1"]
     for folder, iterations, seed in (("base", 10, 3), ("window", math.floor(budget / other), 3)):
@@ -189,7 +179,7 @@ def test_equal_evaluations(config, cost, trained, tmp_path):
     state = json.loads((out / "state.json").read_text())
     assert state["budget"] == {"kind": "evaluations", "amount": budget} and state["seeds"] == 2
     assert [entry["iterations"] for entry in state["configurations"]] == [10, math.floor(budget / other)]
-    assert {"table.md", "figure.png", "results.json"} <= {path.name for path in out.iterdir()}
+    assert {"table.md", "results.json"} <= {path.name for path in out.iterdir()}
 
 
 def test_equal_seconds(config, trained, tmp_path, capsys):
@@ -206,13 +196,6 @@ def test_equal_seconds(config, trained, tmp_path, capsys):
     assert trained[4:] == ["base/seed-1", "two/seed-1"]  # timed once
 
 
-def test_dry_run_writes_nothing(config, cost, trained, tmp_path, capsys):
-    for budget, expected in ((f"evaluations={7 * cost}", " 7 "), ("seconds=10", "when timed")):
-        assert run("compare", config, "--budget", budget, "--out", tmp_path / "o", "--dry-run") == 0
-        assert expected in capsys.readouterr().out
-    assert not trained and not (tmp_path / "o").exists()
-
-
 def test_a_budget_too_small_says_what_is_needed(config, cost, trained, tmp_path, capsys):
     message = refusal(capsys, "compare", config, "--budget", f"evaluations={cost - 1}", "--out", tmp_path / "o")
     assert f"--budget evaluations={cost:.0f}" in message and not trained
@@ -225,7 +208,6 @@ def test_a_budget_too_small_says_what_is_needed(config, cost, trained, tmp_path,
 @pytest.mark.parametrize(
     ("override", "option", "expected"),
     [
-        ("rollout.steps=1", (), "rollout.steps"),
         ("train.warmup_updates=5", (), "train.warmup_updates"),
         ("rollout.steps=7", ("--metric", "pickscore"), "--metric"),
         ("eval.rewards=[{name: shapes}]", (), "shapes_strict"),
@@ -370,24 +352,25 @@ def test_a_prompt_list_of_other_contents_is_refused_when_it_goes_on(config, cost
 
 
 def test_the_report_split_is_refused_before_the_end(config, cost, trained, tmp_path, capsys):
-    budget = ("--budget", f"evaluations={9 * cost}", "--out", tmp_path / "o")
     mine = tmp_path / "mine.txt"
     mine.write_text("\n".join(f"a red circle {number}" for number in range(200)))
-    for key, source, instead in (
-        ("prompts.eval", "shapes:report", "shapes:tune"),
-        ("prompts.train", "shapes:report", "shapes:train"),
-        ("prompts.eval", f"{mine}@report", f"{mine}@tune"),
-    ):
-        message = refusal(capsys, "compare", f"mine: {config} {key}={source}", *budget)
-        assert f"mine: {key}" in message and source in message and f"{key}={instead}" in message
+    arm = f"mine: {config} prompts.train=shapes:report prompts.eval={mine}@report"
+    message = refusal(capsys, "compare", arm, "--budget", f"evaluations={9 * cost}", "--out", tmp_path / "o")
+    assert "prompts.train=shapes:train" in message and f"prompts.eval={mine}@tune" in message
     assert not trained and not (tmp_path / "o").exists()
 
 
-@pytest.mark.parametrize("override", ["run.seed=4", "prompts.per_iteration=4", "eval.samples=6", "eval.seed=1"])
-def test_runs_that_are_no_pairs_are_refused(config, cost, trained, tmp_path, capsys, override):
-    arguments = (config, f"mine: {config} {override}", "--budget", f"evaluations={9 * cost}", "--out", tmp_path / "o")
+def test_runs_that_are_no_pairs_are_refused(config, cost, trained, tmp_path, capsys):
+    arguments = (
+        config,
+        f"mine: {config} eval.samples=6",
+        "--budget",
+        f"evaluations={9 * cost}",
+        "--out",
+        tmp_path / "o",
+    )
     message = refusal(capsys, "compare", *arguments)
-    assert f"{override.split('=')[0]} must be the same" in message and "'mine'" in message and not trained
+    assert "eval.samples must be the same" in message and "'mine'" in message and not trained
 
 
 def test_several_runs_at_once(config, cost, trained, tmp_path, capsys):
@@ -458,21 +441,6 @@ def test_real_runs(config, cost, tmp_path, capsys):
     for old, new in zip(results["configurations"], after["configurations"], strict=False):
         assert [found["curve"] for found in old["runs"]] == [found["curve"] for found in new["runs"]]
     assert {path: path.stat().st_mtime_ns for path in untouched} == untouched
-
-
-@pytest.mark.slow
-def test_a_stop_reaches_the_run_and_it_goes_on_later(config, cost, tmp_path):
-    out = tmp_path / "out"
-    arguments = [config, "--budget", f"evaluations={400 * cost}", "--seeds", "1", "--evals", "1", "--out", out]
-    command = [sys.executable, "-m", "diffrl.cli", "compare", *map(str, arguments)]
-    process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
-    metrics = out / "base" / "seed-0" / "metrics.jsonl"
-    until(lambda: process.poll() is not None or metrics.exists() and len(metrics.read_text().splitlines()) > 3, 300)
-    os.kill(process.pid, signal.SIGINT)
-    process.communicate(timeout=300)
-    assert process.returncode == 130
-    assert "checkpoint written" in (out / "base" / "seed-0.log").read_text()
-    assert list((out / "base" / "seed-0" / "checkpoints").iterdir())
 
 
 def test_the_budget_is_priced(config, trained, tmp_path, capsys):

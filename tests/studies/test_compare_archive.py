@@ -7,7 +7,6 @@ import json
 import pytest
 
 from diffrl.cost.prices import parse_prices
-from diffrl.errors import ConfigError
 from diffrl.studies.compare.archive import pack, unpack
 from diffrl.studies.compare.results import collect
 from diffrl.studies.compare.tables import markdown
@@ -58,13 +57,6 @@ def test_counts_between_two_evaluations_are_added_up(compared, tmp_path):
     assert [sum(row.get("evaluations/explore", 0) for row in line["rows"]) for line in kept[1:]] == [
         40 * line["summary"]["iterations"] for line in kept[1:]
     ]
-
-
-def test_an_archive_overwrites_nothing(compared, tmp_path):
-    out, _ = compared
-    pack(out, tmp_path / "kept.jsonl")
-    with pytest.raises(ConfigError, match="into a new directory"):
-        unpack(tmp_path / "kept.jsonl", out)
 
 
 def test_a_run_that_was_not_measured_is_trained_again(compared, trained, tmp_path):  # noqa: F811

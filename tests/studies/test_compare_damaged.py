@@ -46,7 +46,7 @@ def test_a_damaged_file_is_numbers_or_a_sentence(compared, tmp_path, name):  # n
     rng = random.Random(name)
     path = out / name if name == "state.json" else out / "two" / "seed-1" / name
     whole = path.read_text()
-    for _ in range(120):
+    for _ in range(50):
         lines = [whole] if name.endswith(".json") else whole.splitlines()
         number = rng.randrange(len(lines))
         lines[number] = damaged(rng, lines[number])
@@ -67,7 +67,7 @@ def test_a_damaged_archive_is_refused_and_leaves_nothing(compared, tmp_path):  #
     out, _ = compared
     pack(out, tmp_path / "kept.jsonl")
     lines, rng = (tmp_path / "kept.jsonl").read_text().splitlines(), random.Random(3)
-    for count in range(60):
+    for count in range(30):
         number = rng.randrange(len(lines))
         changed = [*lines[:number], damaged(rng, lines[number]), *lines[number + 1 :]]
         (tmp_path / "hurt.jsonl").write_text("\n".join(changed))

@@ -121,8 +121,3 @@ def test_the_metric_must_measure_alike(arms):
 def test_splits(prompts, held, report):
     assert (held_out({"prompts": prompts}), report_source({"prompts": prompts})) == (held, report)
     assert misused_splits({"prompts": prompts}) == []
-
-
-def test_the_report_split_is_for_the_end():
-    told = misused_splits({"prompts": {"train": "words:report", "eval": "shapes:report"}})
-    assert len(told) == 2 and "prompts.train=words:train" in told[0] and "prompts.eval=shapes:tune" in told[1]

@@ -110,7 +110,6 @@ def test_of_runs_that_are_measured_those_that_are_not_are_left_out_and_named(tmp
     [
         {"n": 5},
         {"steps": 4},
-        {"solver": "ab2"},
         {"noise_seed": 12},
         {"iteration": 20},
         {"prompts": "shapes:tune"},

@@ -7,13 +7,11 @@ import math
 
 import pytest
 from PIL import Image
-from rich.console import Console
 
 from diffrl.cost.prices import parse_prices
-from diffrl.display import COLORS
 from diffrl.errors import ConfigError, DiffrlError
 from diffrl.studies.compare import collect, write_report
-from diffrl.studies.compare.tables import markdown, print_report, table_rows
+from diffrl.studies.compare.tables import markdown, table_rows
 
 METRIC = "shapes_strict"
 
@@ -141,23 +139,9 @@ def test_band_is_over_the_iterations_that_all_runs_share(tmp_path):
 
 def test_table(comparison):
     steep, flat = table_rows(collect(comparison), 0.6)
-    assert steep == {
-        "configuration": "steep",
-        "runs": "3",
-        "before": "0.200",
-        "after": "0.800 ± 0.248",
-        "spread": "0.200",
-        "gain": "+0.600",
-        "report": "–",
-        "iterations": "40",
-        "updates": "80",
-        "evaluations": "4,000",
-        "seconds": "24.0",
-        "peak memory": "3.00 GiB",
-        "evaluations to 0.6": "2,000 (1,234 to more)",
-        "seconds to 0.6": "12.0 (7.4 to more)",
-    }
-    assert flat["evaluations to 0.6"] == flat["seconds to 0.6"] == "reached by 1 of 2"
+    assert (steep["after"], steep["gain"], steep["peak memory"]) == ("0.800 ± 0.248", "+0.600", "3.00 GiB")
+    assert (steep["evaluations to 0.6"], steep["seconds to 0.6"]) == ("2,000 (1,234 to more)", "12.0 (7.4 to more)")
+    assert flat["evaluations to 0.6"] == flat["seconds to 0.6"] == "reached by 1 of 2" and flat["report"] == "–"
 
 
 def test_one_seed_has_no_interval(tmp_path):
@@ -189,22 +173,6 @@ def test_files_of_a_report(comparison):
     assert "| steep | 3 | 0.200 |" in table and "Budget of a run: 4,000 evaluations." in table
     width, height = Image.open(comparison / "figure.png").size
     assert width > 1000 and height > 500
-
-
-def test_figure_holds_twelve_configurations(tmp_path):
-    curves = [[(0, 0, 0, 0.1), (5, 10, 2, 0.1 + 0.05 * i)] for i in range(12)]
-    fake_comparison(tmp_path, {f"$configuration_{i}^ " + "x" * 20: [c] for i, c in enumerate(curves)}, seeds=1)
-    write_report(collect(tmp_path), tmp_path, 0.6)
-    colors = {color for _, color in Image.open(tmp_path / "figure.png").convert("RGB").getcolors(2**24)}
-    assert {tuple(bytes.fromhex(color[1:])) for color in COLORS} <= colors
-
-
-def test_console_shows_every_column_in_eighty_characters(comparison):
-    console = Console(width=80)
-    with console.capture() as shown:
-        print_report(console, collect(comparison), 0.6, comparison)
-    for column in table_rows(collect(comparison), 0.6)[0]:
-        assert column in shown.get()
 
 
 def test_another_metric(comparison):

@@ -1,22 +1,20 @@
 """How well cheap pools rank: against the full pool itself, an independent recomputation, and the command line."""
 
 import dataclasses
-import io
 import json
 import math
 
 import pytest
 import torch
 from PIL import Image
-from rich.console import Console
 from scipy import stats
 
 from diffrl.cli import main
 from diffrl.config.load import make_config
 from diffrl.errors import ConfigError
 from diffrl.studies.fidelity.request import FidelityRequest
-from diffrl.studies.fidelity.study import DIFFERENCES, RANKING, mean_over_prompts, measure_fidelity
-from diffrl.studies.fidelity.tables import notes, tables, write_fidelity
+from diffrl.studies.fidelity.study import RANKING, mean_over_prompts, measure_fidelity
+from diffrl.studies.fidelity.tables import notes, write_fidelity
 from tests.training.harness import settings, start, write_config
 from tests.training.scorers import Brightness
 
@@ -65,7 +63,7 @@ def test_the_truth_agrees_with_itself(measured):
     assert measured.perfect_mean_rank.mean == pytest.approx(1 / 10)  # ranks 0 and 1 of 0 ... 5
 
 
-@pytest.mark.parametrize(("precision", "steps"), [("training", 4), ("nvfp4", 4), ("nvfp4", 5)])
+@pytest.mark.parametrize(("precision", "steps"), [("training", 4), ("nvfp4", 5)])
 def test_numbers_equal_a_recomputation_from_the_stored_rewards(measured, precision, steps):
     pool = variant(measured, precision, steps)
     expected = {name: [] for name in (*RANKING, "reward_difference")}
@@ -97,14 +95,6 @@ def test_what_ran_and_the_cost_of_the_whole_trees_are_reported(measured):
     assert (pool.engine, pool.compute_dtype) == ("emulated", "float32") and 0.1 < pool.weights_quantised < 1
     assert (measured.truth.engine, measured.truth.compute_dtype) == (None, "float32")
     assert 0 < pool.means["pixel_difference"].mean < 0.5 and pool.failed == 0
-
-
-@pytest.mark.long
-def test_the_picture_difference_is_in_unit_range(random_sd3, tmp_path):
-    """The reward is the mean of the red channel / 255, so its difference bounds that of the pictures from below."""
-    found = measure(settings(random_sd3, tmp_path), tmp_path / "out", precision=("nvfp4:emulated",), steps=(4,))
-    for reward, pixel in zip(*(found.variants[0].per_prompt[name] for name in DIFFERENCES), strict=True):
-        assert reward / 3 <= pixel + 1e-6 and pixel < 40 * reward
 
 
 @pytest.mark.long
@@ -212,14 +202,11 @@ def test_without_one_it_is_bfloat16_with_all_steps(random_sd3, tmp_path):
     ("request_", "expected"),
     [
         ({"steps": (3,)}, "--steps must be from 4 to 5"),
-        ({"steps": (6,)}, "Got 6"),
         ({"candidates": 7}, "multiple of the leaves of a tree. Got 7, with 3"),
         ({"k": 7}, "Got k=7, candidates=6"),
         ({"prompts": 100_000}, "Got 100000 of"),
-        ({"precision": ("nvfp4",)}, "compute capability 10.0"),
         ({"precision": ("nvfp4",)}, "Here: --precision nvfp4:emulated."),
         ({"precision": ("float32",)}, "--precision must be one of training, bfloat16, int8, fp8, mxfp8, nvfp4"),
-        ({"precision": ("training:emulated",)}, "takes no engine"),
         ({"precision": ("int8:quick",)}, "--precision int8:quick: rollout.explore.engine must be a known name"),
     ],
     ids=str,
@@ -229,12 +216,6 @@ def test_what_cannot_be_measured_is_refused_before_anything_is_written(random_sd
         measure(settings(random_sd3, tmp_path, rollout=TREE), tmp_path / "out", **request_)
     assert expected in str(error.value) and len(error.value.problems) == 1
     assert not (tmp_path / "out").exists()
-
-
-def test_all_problems_are_listed_at_once(random_sd3, tmp_path):
-    with pytest.raises(ConfigError) as error:
-        measure(settings(random_sd3, tmp_path), tmp_path / "out", steps=(2, 9), k=99, precision=("fp4",))
-    assert len(error.value.problems) == 4
 
 
 def test_a_run_of_another_model_is_refused(random_sd3, tmp_path):
@@ -259,15 +240,6 @@ def test_the_files_say_the_same(measured, tmp_path):
     assert row.split(" | ")[2] == f"{mean.mean:.3f} ± {mean.standard_error:.3f}"
     with Image.open(paths[2]) as picture:
         assert picture.size[0] > 1000 and len(picture.convert("RGB").getcolors(1_000_000)) > 50
-
-
-def test_the_tables_fit_a_narrow_terminal(measured):
-    shown = io.StringIO()
-    for table in tables(measured):
-        Console(file=shown, width=80).print(table)
-    text = shown.getvalue()
-    assert text.count("nvfp4 (emulated)") == 4 and "…" not in text
-    assert text.count("\n") == 4 + 5 + 2 * 5  # variants, the truth and the frames: no cell is folded
 
 
 @pytest.mark.long

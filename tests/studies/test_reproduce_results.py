@@ -6,7 +6,6 @@ import importlib.util
 import json
 import math
 import sys
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -19,6 +18,7 @@ from diffrl.studies.compare.archive import pack, unpack
 from diffrl.studies.compare.arguments import load_candidates, parse_candidates
 from tests.studies.test_compare_pairs import row, write
 from tests.studies.test_compare_tables import fake_comparison
+from tests.tiers import daily
 
 ROOT = Path(__file__).parent.parent.parent
 CONFIG = ROOT / "configs" / "tiny-sd3" / "flow_grpo.yaml"
@@ -46,12 +46,15 @@ def test_groups_are_paired_and_ask_for_what_they_train(name, monkeypatch):
     assert {label for pairs in group.questions.values() for pair in pairs for label in pair} <= set(group.arms)
 
 
-@pytest.mark.parametrize("kept", sorted((ROOT / script.MEASURED).glob("*.jsonl")), ids=lambda path: path.stem)
+KEPT = sorted(path.stem for path in (ROOT / script.MEASURED).glob("*.jsonl"))
+
+
+@pytest.mark.parametrize("kept", daily(KEPT, ["regimes-shapes", "nodes-shapes"]))
 def test_kept_numbers_are_of_the_arms_that_the_script_names(kept, tmp_path, monkeypatch):
     """Or it could not go on with them: what differs is refused."""
     monkeypatch.chdir(ROOT)
-    unpack(kept, tmp_path / "again")
-    request = script.request(script.GROUPS[kept.stem], tmp_path / "again", 1)
+    unpack(script.MEASURED / f"{kept}.jsonl", tmp_path / "again")
+    request = script.request(script.GROUPS[kept], tmp_path / "again", 1)
     script.compare(request, Console(quiet=True), dry_run=True)
     assert all(arm.runs for arm in collect(tmp_path / "again").arms)
 
@@ -187,13 +190,6 @@ def test_the_budget_of_an_equal_score_is_where_the_paired_test_turns():
     assert always == (1_000, 1_000, 1_000) and never == (None, None, None)
 
 
-def test_seconds_are_the_median_of_the_runs(measured):
-    tables = sys.modules["measuring.tables"]
-    arm = collect(measured).arms[0]
-    slow = replace(arm.runs[0], curve=(replace(arm.runs[0].curve[-1], seconds=900.0),))
-    assert tables._seconds(replace(arm, runs=(slow, *arm.runs[1:]))) == 20
-
-
 @pytest.mark.parametrize("options", [["--seeds", "0"], ["--check", "--go-on"], ["--report-only"]], ids=" ".join)
 def test_what_cannot_be_done_is_said_in_one_sentence(options, tmp_path, monkeypatch, capsys):
     monkeypatch.setattr(sys, "argv", ["reproduce_results.py", "--only", "shapes", "--out", str(tmp_path), *options])
@@ -204,19 +200,6 @@ def test_what_cannot_be_done_is_said_in_one_sentence(options, tmp_path, monkeypa
 
 def test_the_page_has_room_for_every_group():
     script.require_room(ROOT / "docs" / "results.md", script.GROUPS)
-
-
-def test_one_price_asked_for_keeps_the_others_in_the_table(tmp_path, monkeypatch):
-    monkeypatch.chdir(ROOT)
-    scores = dict(zip(("no pool", "pool, best and worst", "pool, random"), SCORES.values(), strict=True))
-    for name in ("pool-0.25", "pool-0.1"):
-        measure(tmp_path / name, scores)
-    page = tmp_path / "page.md"
-    page.write_text("<!-- pools -->\n<!-- /pools -->\n")
-    options = ["--out", str(tmp_path), "--only", "pool-0.1", "--report-only", "--write", str(page)]
-    monkeypatch.setattr(sys, "argv", ["reproduce_results.py", *options])
-    script.main()
-    assert [line.split(" | ")[0] for line in page.read_text().splitlines()[3:-1]] == ["| 0.25", "| 0.1"]
 
 
 def test_bands_are_prediction_intervals(measured, tmp_path, monkeypatch):

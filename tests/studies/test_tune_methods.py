@@ -3,7 +3,6 @@
 import pytest
 import tune_methods as script
 from measuring.spaces import FOLDERS, REGIMES, SPACES, best, read_trials, trials_file
-from measuring.tables import searched
 
 from diffrl.studies.compare.arguments import load_candidates, parse_candidates
 
@@ -58,15 +57,6 @@ def test_a_search_that_was_cut_goes_on_as_it_would_have(monkeypatch):
         asked = script.next_trials(SPACES["awm"], made, 8, 2)
         following = whole[len(made) : len(made) + len(asked)]
         assert asked == [(row["choices"], row["seed"]) for row in following]
-
-
-def test_the_table_says_what_was_chosen_and_what_was_turned():
-    made = search(9, 3)
-    cells = searched(made).splitlines()[2].strip("| ").split(" | ")
-    winner, mean, _ = best("awm", made)
-    assert cells[:4] == ["awm", "5", "450", "9"] and cells[4] == f"{made[0]['score']:.3f}" and cells[6] == f"{mean:.3f}"
-    start = SPACES["awm"].start
-    assert cells[7] == ", ".join(knob for knob in start if winner[knob] != start[knob])
 
 
 def test_a_trial_that_broke_off_is_no_best():

@@ -60,7 +60,7 @@ def test_truncate_keeps_the_bytes_of_what_stays(tmp_path):
     assert path.read_bytes() == b'{"iteration":0,  "x": 1.50}\n'
 
 
-@pytest.mark.parametrize("torn", [None, b'{"iteration": 3, "lo', b"{", b"\0\0\0", b"\xff", b"17"])
+@pytest.mark.parametrize("torn", [None, b'{"iteration": 3, "lo', b"\0\0\0", b"\xff", b"17"])
 def test_a_torn_last_line_is_left_out_and_never_glued_to_the_next(tmp_path, torn):
     """One that lost its newline alone, None, is whole."""
     path = tmp_path / "m.jsonl"

@@ -1,7 +1,6 @@
 import multiprocessing
 import random
 import sqlite3
-import threading
 from collections import Counter
 from contextlib import closing
 from dataclasses import replace
@@ -113,33 +112,6 @@ def test_a_write_that_fails_leaves_no_row(tmp_path):
         assert len(store.read()) == 1 and store.read()[0].rewards == {"a": 1.0}
         store.write([sample(root=1)])
         assert len(store.read()) == 2
-
-
-def test_reading_goes_on_while_a_run_writes(tmp_path):
-    with SampleStore(tmp_path) as store:
-        store.write([sample()])
-        seen, failures, done = [], [], threading.Event()
-
-        def watch():
-            try:
-                with SampleStore.open_readonly(tmp_path) as reader:
-                    while not done.is_set():
-                        rows = reader.read()
-                        seen.append(len(rows))
-                        assert all(row.rewards for row in rows if row.iteration)  # rows and rewards of one moment
-            except (DiffrlError, AssertionError) as error:
-                failures.append(error)
-
-        thread = threading.Thread(target=watch)
-        thread.start()
-        for iteration in range(1, 41):
-            store.write([sample(iteration, g, rewards={"a": 1.0, "b": 2.0}) for g in range(7)])
-        done.set()
-        thread.join()
-        assert not failures
-        assert seen == sorted(seen) and all(count % 7 == 1 for count in seen)
-        with SampleStore.open_readonly(tmp_path) as reader:
-            assert len(reader.read()) == 281
 
 
 def test_rows_and_their_rewards_are_of_one_moment(tmp_path):

@@ -2,8 +2,6 @@
 
 import copy
 import json
-import statistics
-from dataclasses import replace
 from types import SimpleNamespace
 
 import pytest
@@ -12,10 +10,8 @@ from PIL import Image
 
 import diffrl.cost.meter as clocks
 import diffrl.run.execution as execution
-import diffrl.run.journal as journal
 import diffrl.training.sampling as sampling
 import diffrl.training.update as update
-import diffrl.trees.recorder as keeping
 import diffrl.trees.tracing as tracing
 import diffrl.trees.write as trees_write
 from diffrl.gallery.progress import log_messages
@@ -23,7 +19,6 @@ from diffrl.gallery.runs import RunSource
 from diffrl.models.images import BrokenPictureError
 from diffrl.records import Chosen, Exploration, Prompt, PromptBatch, Samples
 from diffrl.rollout.denoise import Level
-from diffrl.rollout.observers import EdgeRecorder
 from diffrl.rollout.tree import plan_forest
 from diffrl.training.loop import Trainer
 from diffrl.trees.illustrations import illustration, most, pace
@@ -40,6 +35,7 @@ from tests.training.harness import (
     FUSED,
     assert_same_run,
     go_on,
+    last_checkpoint,
     make_run,
     make_trainer,
     settings,
@@ -112,34 +108,23 @@ def above(tree, node):
 
 RUNS = {
     "a forest's steps": {"rollout": FOREST, "credit": FUSED, "train": {"updates_per_iteration": 2}},
-    "predicted values, one prompt at a time": {
-        "rollout": CHAINS | {"prompts_at_once": 1},
+    "guided chains with a reference, predicted values, one prompt at a time": {
+        "rollout": CHAINS | {"guidance_scale": 2.0, "prompts_at_once": 1},
         "credit": {"reward": "incremental", "value": "predicted_x0"},
-    },
-    "path probabilities": {"rollout": FOREST, "credit": FUSED | {"fusion": "path_probability"}},
-    "a lagging policy, explored": {"rollout": WIDE | {"prompts_at_once": 1}, "objective": LAGGING, "credit": {}},
-    "guided, with a reference": {
-        "rollout": CHAINS | {"guidance_scale": 2.0},
         "objective": {"kl": 0.5},
         "train": {"ema": {"decay": 0.6}},
     },
+    "a lagging policy, explored": {"rollout": WIDE | {"prompts_at_once": 1}, "objective": LAGGING, "credit": {}},
     "splits, explored and pruned": {
         "rollout": WIDE,
         "credit": {"prune": {"width": "extremes", "best": 2}},
         "objective": {"kind": "tilt", "kl": 0.2},
         "train": {"updates_per_iteration": 1},
     },
-    "nothing stochastic": {
-        "rollout": {"stochastic": {"kind": "none"}, "dynamics": None},
-        "objective": {"kind": "nft", "old_decay_max": 0.0},
-    },
 }
 
 
-RARE = ("a lagging policy, explored", "predicted values, one prompt at a time", "path probabilities")
-
-
-@pytest.mark.parametrize("name", daily(RUNS, ["a forest's steps"], RARE))
+@pytest.mark.parametrize("name", RUNS)
 @pytest.mark.long
 def test_a_run_is_the_same_with_and_without_trees(random_sd3, tmp_path, name):
     """Weights, optimiser, random states, counts, metrics, samples: bit for bit; trees' own evaluations are apart."""
@@ -158,7 +143,10 @@ def test_a_run_is_the_same_with_and_without_trees(random_sd3, tmp_path, name):
 
 
 @pytest.mark.long
-def test_a_resumed_run_leaves_the_same_trees(random_sd3, tmp_path, monkeypatch):
+def test_a_resumed_run_is_the_same_bit_for_bit_and_leaves_the_same_trees(random_sd3, tmp_path, monkeypatch):
+    measured = sampling.fidelity_metrics
+    monkeypatch.setattr(sampling, "fidelity_metrics", lambda *args: measured(*args) | {"fidelity/tau": 0.1})
+
     def data(name):
         return everything(random_sd3, tmp_path / name) | {"track": {"trees": {"every": 1}}}
 
@@ -168,24 +156,22 @@ def test_a_resumed_run_leaves_the_same_trees(random_sd3, tmp_path, monkeypatch):
         with pytest.raises(Crash):
             start(data("b"))
     run = tmp_path / "b/run"
+    step, tensors, state = last_checkpoint(run)
+    assert step == 3 and {"old", "ema"} <= {group for group, _ in tensors}
+    assert state["fidelity"] == {"low": 1, "keep": 12, "fallen_back": False, "synced": False}
     assert (3, 0) in list_trees(run)
     (run / "trees/000003-9").mkdir()
     (run / "trees/000003-9/tree.json").write_text("stale")
     (run / "trees/.000002-0.tmp").mkdir()
     go_on(run)
+    assert_same_run(run, straight)
     assert files_of(run) == files_of(straight) and len(list_trees(run)) == 8
     assert not (run / "trees/.000002-0.tmp").exists()
 
 
 @pytest.mark.parametrize(
     ("trees", "eval_every", "expected"),
-    [
-        ({}, 2, [0, 2, 4, 5]),
-        ({}, None, [0, 5]),
-        pytest.param({"every": 3}, 2, [0, 3, 5], marks=pytest.mark.long),
-        pytest.param({"every": 1, "prompts": 1}, 2, [0, 1, 2, 3, 4, 5], marks=pytest.mark.long),
-        (None, 2, []),
-    ],
+    [({}, 2, [0, 2, 4, 5]), ({"every": 3, "prompts": 1}, None, [0, 3, 5])],
 )
 @pytest.mark.long
 def test_which_iterations_keep_trees(random_sd3, tmp_path, trees, eval_every, expected):
@@ -194,7 +180,7 @@ def test_which_iterations_keep_trees(random_sd3, tmp_path, trees, eval_every, ex
     data["run"] |= {"iterations": 6, "checkpoint_every": 6, "eval_every": eval_every}
     data["track"]["trees"] = trees
     run, _ = start(data)
-    prompts = trees.get("prompts", 2) if trees is not None else 0
+    prompts = trees.get("prompts", 2)
     assert list_trees(run) == [(iteration, group) for iteration in expected for group in range(prompts)]
     rows = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()][1:]
     assert [row["iteration"] - 1 for row in rows if "seconds/trees" in row] == expected
@@ -203,17 +189,10 @@ def test_which_iterations_keep_trees(random_sd3, tmp_path, trees, eval_every, ex
 # --- true ------------------------------------------------------------------------------------------------------------
 
 
-CREDITED = [
-    (FOREST, None),
-    (WIDE, "extremes"),
-    (CHAINS, None),
-    (FOREST, "extremes"),
-    (WIDE, None),
-    (CHAINS, "extremes"),
-]
+CREDITED = [(FOREST, None), (WIDE, "extremes"), (CHAINS, None)]
 
 
-@pytest.mark.parametrize(("rollout", "width"), daily(CREDITED, CREDITED[:3]))
+@pytest.mark.parametrize(("rollout", "width"), CREDITED)
 def test_a_tree_says_what_the_credit_was(random_sd3, tmp_path, rollout, width):
     """Every node is found in the credit by its address, and every node of the credit in the tree."""
     credit = {"prune": {"width": width, "best": 1 if width else None}}
@@ -258,38 +237,6 @@ def test_a_tree_says_what_the_credit_was(random_sd3, tmp_path, rollout, width):
                     if node.turning:
                         assert node.credited == pytest.approx(end.leaf.total - tree.nodes[node.parent].value, abs=1e-6)
     assert seen == set(range(len(forest.parent))) and (turned > 0 or rollout is WIDE)  # of so few some pools have none
-
-
-@pytest.mark.parametrize("reward", ["incremental", "turning_point", "outcome"])
-@pytest.mark.long
-def test_advantages_follow_from_what_was_credited(random_sd3, tmp_path, reward):
-    """The reader's own sum: this prompt's credited steps, less their mean, over their population deviation."""
-    credit = {"reward": reward, "value": "leaves" if reward == "outcome" else "ode"}
-    for tree in kept(make_run(forest_run(random_sd3, tmp_path, CHAINS, credit))[1]):
-        edges = [node for node in tree.nodes if node.parent is not None]
-        credited = [node.credited for node in edges]
-        if reward == "outcome":
-            assert credited == [None] * len(edges)
-            continue
-        deviation = statistics.pstdev(credited) + 1e-4
-        for node in edges:
-            wanted = (node.credited - statistics.fmean(credited)) / deviation
-            assert node.advantage == pytest.approx(max(-5.0, min(5.0, wanted)), rel=1e-4, abs=1e-4)
-
-
-@pytest.mark.parametrize("rollout", [FOREST, WIDE], ids=["forest", "explored"])
-def test_values_are_the_means_of_the_leaves_below(random_sd3, tmp_path, rollout):
-    (tree, _) = kept(make_run(forest_run(random_sd3, tmp_path, rollout))[1])
-    checked = 0
-    for node in tree.nodes:
-        ends = [end for end in leaves(tree) if node.id in above(tree, end) and end.sampled and not end.leaf.audit]
-        if ends:
-            mean = sum(end.leaf.total for end in ends) / len(ends)
-            assert node.value == pytest.approx(mean, rel=1e-5)
-            checked += 1
-        else:
-            assert node.value is None
-    assert checked >= 13
 
 
 @pytest.mark.long
@@ -351,26 +298,17 @@ def test_a_contrasts_reasons_name_nodes_of_the_tree(random_sd3, tmp_path):
 OBJECTIVES = {
     "grpo": {"kind": "grpo"},
     "grpo with a reference": {"kind": "grpo", "kl": 0.2},
-    "nft": {"kind": "nft", "kl": 0.0, "old_decay_max": 0.0},
     "nft with a reference": {"kind": "nft", "kl": 0.2},
-    "nft and steps": BOTH,
     "nft with a reference and steps": BOTH | {"kl": 0.2},
-    "awm": {"kind": "awm", "levels": 2, "kl": 0.0},
-    "dgpo": {"kind": "dgpo", "levels": 2, "kl": 0.0},
-    "dgpo with a reference": {"kind": "dgpo", "levels": 2},
     "crd": {"kind": "crd", "levels": 2, "kl": 0.0},
 }
-
-
-STEPS = ("grpo", "grpo with a reference", "nft and steps", "nft with a reference and steps")
-
-
-TRAINED = [*((name, None) for name in OBJECTIVES), *((name, "parent_top1") for name in STEPS)]
+STEPS = ("grpo", "grpo with a reference", "nft with a reference and steps")
+TRAINED = [("grpo", "parent_top1"), *((name, None) for name in list(OBJECTIVES)[1:])]
 
 
 @pytest.mark.parametrize(
     ("objective", "width"),
-    daily(TRAINED, [("grpo", "parent_top1"), ("nft with a reference", None), ("crd", None), TRAINED[5]]),
+    daily(TRAINED, [("grpo", "parent_top1"), ("nft with a reference", None), ("crd", None)]),
 )
 def test_what_trained_is_what_the_losses_were_given(random_sd3, tmp_path, monkeypatch, objective, width):
     """The units of every gradient are spied on; one counts if it has an advantage, or if its loss asks the reference.
@@ -413,23 +351,6 @@ def test_what_trained_is_what_the_losses_were_given(random_sd3, tmp_path, monkey
     assert all(tree.rule["edges"] == steps and tree.rule["samples"] == finished for tree in trees)
 
 
-@pytest.mark.parametrize("rollout", [WIDE, CHAINS | {"explore": EXPLORE | {"keep": 4}}], ids=["forest", "chains"])
-@pytest.mark.long
-def test_audits_are_not_pulled_to_the_reference(random_sd3, tmp_path, rollout):
-    """What leads to an audit alone is in no loss, though the reference pulls at every other step."""
-    trainer, run = make_run(forest_run(random_sd3, tmp_path, rollout, {}, objective={"kind": "grpo", "kl": 0.2}))
-    left_out = 0
-    for tree in kept(run):
-        used = [node for node in leaves(tree) if node.sampled and not node.leaf.audit]
-        on_the_way = set().union(*(above(tree, node) for node in used))
-        for node in tree.nodes:
-            if node.sampled and node.parent is not None:
-                assert node.trained == (node.id in on_the_way)
-                left_out += not node.trained
-        assert tree.rule["kl"] == 0.2
-    assert left_out >= 2
-
-
 @pytest.mark.long
 def test_the_rule_tells_what_the_update_was(random_sd3, tmp_path, monkeypatch):
     data = forest_run(random_sd3, tmp_path, train={"learning_rate": 1e-4, "updates_per_iteration": 3})
@@ -443,7 +364,7 @@ def test_the_rule_tells_what_the_update_was(random_sd3, tmp_path, monkeypatch):
         assert told == {"updates": 3, "skipped": 2, "dtype": "bfloat16", "prune": False, "kl": 0.0}
 
 
-@pytest.mark.parametrize("action", daily(["widen", "fall_back"], ["widen"]))
+@pytest.mark.parametrize("action", ["widen", "fall_back"])
 @pytest.mark.long
 def test_what_the_fidelity_watch_changed_is_told(random_sd3, tmp_path, monkeypatch, action):
     """The first iteration's ranking is bad: the second explores otherwise. The watch's words are an alarm."""
@@ -464,16 +385,6 @@ def test_what_the_fidelity_watch_changed_is_told(random_sd3, tmp_path, monkeypat
         assert len(drawn) == expected["keep"] + 2
     alarms, _ = log_messages(RunSource("run", run, "run"))
     assert "Exploration ranks with tau 0.10" in alarms[0][0]
-
-
-def test_pruning_leaves_the_better_child_of_the_last_split(random_sd3, tmp_path):
-    for tree in kept(make_run(forest_run(random_sd3, tmp_path, credit=FUSED | {"prune": {"width": "parent_top1"}}))[1]):
-        families = [children for children in tree.children().values() if children[0].step == 2]
-        assert len(families) == 4
-        for children in families:
-            best = max(children, key=lambda node: node.value)
-            assert [node.trained for node in children] == [node is best for node in children]
-        assert all(node.trained for node in tree.nodes if node.step == 0)
 
 
 @pytest.mark.long
@@ -497,9 +408,9 @@ def test_pictures_are_those_that_were_scored(random_sd3, tmp_path):
         assert tree.nodes[0].picture == "node-0.webp" or not tree.nodes[0].sampled
 
 
-@pytest.mark.parametrize("limit", [0, 3])
 @pytest.mark.long
-def test_few_pictures_show_the_way_to_the_best_and_the_worst(random_sd3, tmp_path, limit):
+def test_few_pictures_show_the_way_to_the_best_and_the_worst(random_sd3, tmp_path):
+    limit = 3
     data = forest_run(random_sd3, tmp_path, WIDE)
     data["track"]["trees"] = {"pictures": limit, "prompts": 1}
     (tree,) = kept(make_run(data)[1])
@@ -528,33 +439,6 @@ def test_only_what_is_kept_is_held(random_sd3, tmp_path):
     trainer, run = make_run(data)
     run.run()
     assert len(list_trees(tmp_path / "run/run")) == 2
-
-
-def test_first_pictures_are_copies_of_no_more_than_was_asked_for():
-    pool = plan_forest(2, 3, {})
-    pictures = torch.arange(9, dtype=torch.uint8).reshape(9, 1, 1, 1).expand(9, 3, 2, 2)
-    again = torch.tensor([4, 5])
-    chosen, batch = Chosen(again, ["", ""], torch.zeros(2, dtype=torch.bool)), PromptBatch([], [], 0)
-    for asked, places in ((1, {0, 4}), (2, {0, 1, 4, 5}), (None, set(range(6))), (0, set())):
-        tracer = Tracer(2, asked)
-        take = tracer.candidates(pool)
-        for piece in pictures.split(4):
-            take(piece)
-        level = Level(0, torch.ones(()), torch.ones(()), pool.leaf, pool.sample_prompt, torch.zeros(6, 2), None, True)
-        for observer in tracer.observers(pool):
-            observer(level)
-        found = tracer.trace(Samples(None, None, Exploration(batch, pool, None), chosen)).proxies
-        assert found.keys() == places and all(int(found[place][0, 0, 0]) == place for place in places)
-        assert sum(image.untyped_storage().nbytes() for image in found.values()) <= 6 * 12
-
-
-def test_trees_are_written_one_by_one(random_sd3, tmp_path, monkeypatch):
-    """The second tree's pictures are decoded when the first lies on the disk."""
-    order, decoded, written = [], keeping.with_images, journal.write_tree
-    monkeypatch.setattr(keeping, "with_images", lambda **call: order.append("pictures") or decoded(**call))
-    monkeypatch.setattr(journal, "write_tree", lambda *args: order.append("written") or written(*args))
-    kept(make_run(forest_run(random_sd3, tmp_path))[1])
-    assert order == ["pictures", "written"] * 2
 
 
 def test_illustrations_are_small():
@@ -713,30 +597,6 @@ def test_log_ratios_are_those_of_the_trained_policy_before_and_after(random_sd3,
         assert len(done.samples.rollout.edges) == 0
 
 
-def test_a_large_step_makes_good_edges_likelier_and_bad_ones_less(random_sd3, tmp_path):
-    data = forest_run(random_sd3, tmp_path, objective={"kind": "grpo", "clip": 0.9})
-    data["train"] |= {"learning_rate": 2e-4, "updates_per_iteration": 1, "max_grad_norm": None}
-    gains = [n.log_ratio * n.advantage for t in kept(make_run(data)[1]) for n in t.nodes if n.trained]
-    assert len(gains) == 24 and sum(gains) > 0 and sum(gain > 0 for gain in gains) >= 18
-
-
-def test_a_step_of_nothing_leaves_densities_alone(random_sd3, tmp_path, monkeypatch):
-    data = forest_run(random_sd3, tmp_path)
-    trainer, run = make_run(data)
-    monkeypatch.setattr(trainer.updater, "learning_rate", lambda: 1e-30)
-    edges_of = EdgeRecorder.edges
-
-    def drawn_in_other_batches(recorder):
-        """The densities of the rollout are a little off, as those of other batches are on a GPU."""
-        edges = edges_of(recorder)
-        return replace(edges, old_log_prob=edges.old_log_prob + 1e-3)
-
-    trainer.updater.updates = 1  # past the gate, which would see it
-    monkeypatch.setattr(EdgeRecorder, "edges", drawn_in_other_batches)
-    ratios = [n.log_ratio for t in kept(run) for n in t.nodes if n.parent is not None]
-    assert len(ratios) == 24 and set(ratios) == {0.0}
-
-
 class HalfBroken:
     """A decoder that breaks on latents above 5, one of them found after the other."""
 
@@ -752,3 +612,21 @@ def test_a_predicted_picture_that_breaks_is_left_out():
     found = decode_whole(HalfBroken(), latents, 3)
     assert [None if image is None else int(image) for image in found] == [1, None, 2, 3, None, None, None, None, 4]
     assert decode_whole(HalfBroken(), latents[:0], 3) == []
+
+
+def test_first_pictures_are_copies_of_no_more_than_was_asked_for():
+    pool = plan_forest(2, 3, {})
+    pictures = torch.arange(9, dtype=torch.uint8).reshape(9, 1, 1, 1).expand(9, 3, 2, 2)
+    again = torch.tensor([4, 5])
+    chosen, batch = Chosen(again, ["", ""], torch.zeros(2, dtype=torch.bool)), PromptBatch([], [], 0)
+    for asked, places in ((1, {0, 4}), (2, {0, 1, 4, 5}), (None, set(range(6))), (0, set())):
+        tracer = Tracer(2, asked)
+        take = tracer.candidates(pool)
+        for piece in pictures.split(4):
+            take(piece)
+        level = Level(0, torch.ones(()), torch.ones(()), pool.leaf, pool.sample_prompt, torch.zeros(6, 2), None, True)
+        for observer in tracer.observers(pool):
+            observer(level)
+        found = tracer.trace(Samples(None, None, Exploration(batch, pool, None), chosen)).proxies
+        assert found.keys() == places and all(int(found[place][0, 0, 0]) == place for place in places)
+        assert sum(image.untyped_storage().nbytes() for image in found.values()) <= 6 * 12

@@ -83,12 +83,17 @@ def test_what_is_written_is_read_back(tmp_path):
 
 
 def test_records_without_what_came_later_are_read(tmp_path):
-    """As they were written before there were any."""
+    """As they were written before there were any, or by another name."""
     write_tree(tmp_path, record(), {})
     data = json.loads(document(tmp_path).read_text(encoding="utf-8"))
+    for node in data["nodes"]:
+        node["drawn"], node["pushed"] = node.pop("sampled"), node.pop("update_effect")
+    document(tmp_path).write_text(json.dumps(data), encoding="utf-8")
+    assert read_tree(tmp_path, 20, 3) == record()
     del data["weights"]
     for node in data["nodes"]:
-        for key in ("credited", "update_effect", "centre", "spread", "turns", "pruned"):
+        del node["pushed"]
+        for key in ("credited", "centre", "spread", "turns", "pruned"):
             del node[key]
         for key in ("centre", "spread") if node["leaf"] else ():
             del node["leaf"][key]
@@ -125,15 +130,6 @@ def _durations(image):
         image.seek(frame)
         image.load()
         yield image.info["duration"]
-
-
-def test_older_records_call_two_things_otherwise(tmp_path):
-    write_tree(tmp_path, record(), {})
-    data = json.loads(document(tmp_path).read_text())
-    for node in data["nodes"]:
-        node["drawn"], node["pushed"] = node.pop("sampled"), node.pop("update_effect")
-    document(tmp_path).write_text(json.dumps(data), encoding="utf-8")
-    assert read_tree(tmp_path, 20, 3) == record()
 
 
 def test_numbers_that_are_not_finite_become_null(tmp_path):
@@ -193,12 +189,6 @@ def test_going_back_removes_later_trees_and_halves(tmp_path):
     drop_trees(tmp_path / "nowhere", 0)
 
 
-def test_what_cannot_be_written_is_one_sentence(tmp_path):
-    (tmp_path / TREES).write_text("a file")
-    with pytest.raises(DiffrlError, match="The tree .*000020-3 cannot be written: "):
-        write_tree(tmp_path, record(), {})
-
-
 def test_what_cannot_be_written_leaves_nothing_behind(tmp_path, monkeypatch):
     write_tree(tmp_path, record(), {"node-0.webp": PICTURE})
     save = trees_write.save_illustration
@@ -227,59 +217,30 @@ def edited(change):
 CORRUPTIONS = {
     "cut off": lambda text: text[: len(text) // 2],
     "empty": lambda text: "",
-    "a list": lambda text: "[]",
-    "a number": lambda text: "7",
     "deep": lambda text: "[" * 200_000,
     "another format": lambda text: text.replace('"format":1', '"format":2'),
     "no nodes": edited(lambda data: data.pop("nodes")),
-    "no prompt": edited(lambda data: data.pop("prompt")),
-    "another iteration": edited(lambda data: data.update(iteration=-1)),
     "another group": edited(lambda data: data.update(group=4)),
     "an unknown key": edited(lambda data: data.update(surprise=1)),
-    "an unknown key of a node": edited(lambda data: data["nodes"][1].update(surprise=1)),
     "a parent behind": edited(lambda data: data["nodes"][1].update(parent=2)),
-    "its own parent": edited(lambda data: data["nodes"][1].update(parent=1)),
     "another place": edited(lambda data: data["nodes"][1].update(id=2)),
-    "a value of text": edited(lambda data: data["nodes"][1].update(value="high")),
     "a flag for a number": edited(lambda data: data["nodes"][1].update(sigma=True)),
-    "a node of text": edited(lambda data: data["nodes"].append("node")),
-    "a leaf of text": edited(lambda data: data["nodes"][2].update(leaf="leaf")),
-    "a reward of text": edited(lambda data: data["nodes"][2]["leaf"]["rewards"].update(shapes="good")),
     "a prompt of numbers": edited(lambda data: data.update(prompt=[1])),
-    "a step of text": edited(lambda data: data.update(branching={"first": 2})),
-    "sigmas of text": edited(lambda data: data.update(sigmas=["one"])),
     "a step beyond the last": edited(lambda data: data["nodes"][1].update(step=3)),
-    "a step below 0": edited(lambda data: data["nodes"][1].update(step=-1)),
-    "a step to a root": edited(lambda data: data["nodes"][0].update(step=0)),
     "no step to a node": edited(lambda data: data["nodes"][1].update(step=None)),
-    "a node that counts from below 0": edited(lambda data: data["nodes"][1].update(child=-100)),
     "a split beyond the last step": edited(lambda data: data.update(branching={"3": 2})),
-    "a split into none": edited(lambda data: data.update(branching={"2": 0})),
     "a noise level without end": lambda text: text.replace('"sigmas":[1.0', '"sigmas":[1e999'),
-    "a node's level without end": edited(lambda data: data["nodes"][1].update(sigma=10**400)),
     "a value beyond all floats": edited(lambda data: data["nodes"][1].update(value=10**400)),
-    "a reward beyond all floats": edited(lambda data: data["nodes"][2]["leaf"]["rewards"].update(shapes=-(10**400))),
-    "weights of lists": edited(lambda data: data.update(weights=[])),
     "a weight alone": edited(lambda data: data.update(weights={"shapes": 0.5})),
     "a weight without a scale": edited(lambda data: data["weights"]["shapes"].pop("scale")),
-    "a weight of words": edited(lambda data: data["weights"]["shapes"].update(weight="0.5")),
     "a weight of truth": edited(lambda data: data["weights"]["shapes"].update(weight=True)),
-    "a weight beyond all floats": edited(lambda data: data["weights"]["shapes"].update(weight=10**400)),
     "a rule of lists": edited(lambda data: data["rule"].update(value=[])),
-    "a rule beyond all floats": edited(lambda data: data["rule"].update(updates=10**400)),
-    "a push of text": edited(lambda data: data["nodes"][0].update(update_effect="up")),
     "an unknown key of a push": edited(lambda data: data["nodes"][0]["update_effect"].update(surprise=1)),
     "a push without a size": edited(lambda data: data["nodes"][0]["update_effect"].pop("size")),
-    "a pull of text": edited(lambda data: data["nodes"][0]["update_effect"]["pulls"].update({"2": "up"})),
-    "a pull without a number": edited(lambda data: data["nodes"][0]["update_effect"]["pulls"].update({"2": None})),
     "a pull beyond all floats": edited(lambda data: data["nodes"][0]["update_effect"]["pulls"].update({"2": 10**400})),
-    "a pull of no node": edited(lambda data: data["nodes"][0]["update_effect"]["pulls"].update({"3": 1.0})),
     "a pull of a node before all": edited(lambda data: data["nodes"][0]["update_effect"]["pulls"].update({"-1": 1.0})),
-    "a pull of no sample": edited(lambda data: data["nodes"][0]["update_effect"]["pulls"].update({"0": 1.0})),
     "a turn of no sample": edited(lambda data: data["nodes"][2].update(turns={"0": True})),
     "a turn of numbers": edited(lambda data: data["nodes"][2].update(turns={"2": 1})),
-    "a spread of text": edited(lambda data: data["nodes"][2].update(spread="wide")),
-    "a pull of words": edited(lambda data: data["nodes"][0]["update_effect"]["pulls"].update({"first": 1.0})),
     "an aim elsewhere": edited(lambda data: data["nodes"][0]["update_effect"].update(aim="../config.yaml")),
     "a picture elsewhere": edited(lambda data: data["nodes"][0].update(picture="../../config.yaml")),
     "a proxy elsewhere": edited(lambda data: data["nodes"][2]["leaf"].update(proxy_picture="/etc/passwd")),

@@ -6,7 +6,6 @@ import json
 import pytest
 import torch
 
-import diffrl.training.sampling as sampling
 import diffrl.training.update as update
 from diffrl.config.load import make_config
 from diffrl.cost.plan import make_plan
@@ -15,27 +14,19 @@ from diffrl.rollout.denoise import velocity_of
 from diffrl.rollout.noise import noise_at
 from diffrl.rollout.tree import root_addresses
 from diffrl.tracking.metrics import read_metrics
-from diffrl.training.loop import Trainer
-from tests.run.test_resume import Crash, crash_at
 from tests.tiers import daily
 from tests.training.harness import (
     EXPLORE,
     FOREST,
     FUSED,
     TREES,
-    assert_same_run,
     distance,
     flat,
-    go_on,
-    last_checkpoint,
-    make_run,
     make_trainer,
     settings,
     start,
-    weights_of,
 )
 from tests.training.test_gradient import naive_step, naive_velocity
-from tests.training.test_loop import SMOOTH
 
 LORA = {"rank": 3, "alpha": 5, "targets": ["to_q", "to_out.0"]}
 
@@ -60,22 +51,6 @@ def everything(pipeline, directory):
     data["credit"] = {}
     data["run"] |= {"iterations": 4, "checkpoint_every": 3}
     return data
-
-
-@pytest.mark.long
-def test_a_forest_that_explores_resumes_bit_for_bit(random_sd3, tmp_path, monkeypatch):
-    measured = sampling.fidelity_metrics
-    monkeypatch.setattr(sampling, "fidelity_metrics", lambda *args: measured(*args) | {"fidelity/tau": 0.1})
-    straight, _ = start(everything(random_sd3, tmp_path / "a"))
-    with monkeypatch.context() as patch:
-        crash_at(patch, Trainer, "iterate", 4)
-        with pytest.raises(Crash):
-            start(everything(random_sd3, tmp_path / "b"))
-    step, tensors, state = last_checkpoint(tmp_path / "b/run")
-    assert step == 3 and {"old", "ema"} <= {group for group, _ in tensors}
-    assert state["fidelity"] == {"low": 1, "keep": 12, "fallen_back": False, "synced": False}
-    go_on(tmp_path / "b/run")
-    assert_same_run(tmp_path / "b/run", straight)
 
 
 @pytest.mark.long
@@ -158,19 +133,6 @@ def naive_fused_advantages(forest, total):
     return advantage
 
 
-@pytest.mark.parametrize("micro_batch", daily([1, 5], [5]))
-@pytest.mark.long
-def test_micro_batches_of_a_forest_change_nothing(random_sd3, tmp_path, micro_batch):
-    found = {}
-    for size in (micro_batch, 128):
-        train = {"updates_per_iteration": 2, "micro_batch": size, **SMOOTH}
-        trainer, run = make_run(forest_run(random_sd3, tmp_path / str(size), train=train))
-        before = flat(weights_of(trainer))
-        run.run()
-        found[size] = flat(weights_of(trainer)) - before
-    assert distance(found[micro_batch], found[128]) < 1e-3
-
-
 @pytest.mark.parametrize("value", ["ode", "predicted_x0"])
 @pytest.mark.parametrize("tree", [{"roots": 3}, {"roots": 1, "splits": [1]}], ids=["chains", "tree"])
 def test_the_value_of_a_node_is_the_reward_of_its_picture(random_sd3, tmp_path, value, tree):
@@ -208,17 +170,3 @@ def test_the_value_of_a_node_is_the_reward_of_its_picture(random_sd3, tmp_path, 
         expected = float(picture[0].float().mean() / 255)
         assert float(values[node]) == pytest.approx(expected, abs=2e-3), node
     torch.testing.assert_close(values[forest.leaf], done.samples.table.total)
-
-
-def test_pruning_takes_siblings_out_of_the_gradient_and_leaves_the_samples(random_sd3, tmp_path):
-    found = {}
-    for width in (None, "parent_top1"):
-        credit = FUSED | {"prune": {"width": width}}
-        trainer = make_trainer(forest_run(random_sd3, tmp_path / str(width), credit=credit))
-        done = trainer.iterate()
-        metrics = done.metrics
-        found[width] = (done.samples.table.total, done.credit.advantage, metrics["update/grad_norm"])
-        kept = trainer.crediting.grad_mask(done.samples, done.credit)
-        assert int(kept.sum()) == (2 * 12 if width is None else 2 * 8)
-    assert torch.equal(found[None][0], found["parent_top1"][0]) and torch.equal(found[None][1], found["parent_top1"][1])
-    assert found[None][2] != found["parent_top1"][2]

@@ -15,14 +15,11 @@ from tests.trees.test_recorder import forest_run
 RULES = {
     "turning points by depth": (FOREST, {"reward": "turning_point", "normalise": "depth"}),
     "turning points of chains": (CHAINS, {"reward": "turning_point", "value": "ode", "normalise": "group"}),
-    "turning points, explored": (WIDE, {"reward": "turning_point", "normalise": "depth"}),
-    "increments, medians": (FOREST, {"reward": "incremental", "normalise": "group", "baseline": "median"}),
     "increments, median deviations": (
         FOREST,
         {"reward": "incremental", "normalise": "group", "baseline": "median", "std": "mad"},
     ),
     "increments, siblings": (FOREST, {"reward": "incremental", "normalise": "siblings"}),
-    "fused, siblings": (FOREST, {"reward": "fused", "normalise": "siblings"}),
     "fused, explored": (WIDE, {"reward": "fused", "normalise": "depth"}),
     "cut": (FOREST, {"reward": "incremental", "normalise": "group", "clamp": 1.25}),
 }
@@ -96,15 +93,12 @@ def test_rewards_can_be_worked_out_with_the_weights_of_the_iteration(random_sd3,
     ("objective", "clip"),
     [
         ({"kind": "grpo", "clip": 0.002}, (0.002, 0.002)),
-        ({"kind": "grpo", "clip": 0.002, "clip_high": 0.003}, (0.002, 0.003)),
         (BOTH | {"edges": {"clip": 0.004, "clip_high": 0.005}}, (0.004, 0.005)),
-        ({"kind": "nft", "old_decay_max": 0.0}, (None, None)),
     ],
 )
 @pytest.mark.long
 def test_the_rule_tells_what_the_page_needs_of_the_update(random_sd3, tmp_path, objective, clip):
-    credit = {} if "edges" not in objective and objective["kind"] == "nft" else {"reward": "turning_point"}
-    data = forest_run(random_sd3, tmp_path, FOREST, credit)
+    data = forest_run(random_sd3, tmp_path, FOREST, {"reward": "turning_point"})
     data["objective"] = objective
     data["train"] |= {"schedule": "cosine", "warmup_updates": 3, "updates_per_iteration": 1}
     data["run"]["iterations"] = 9

@@ -23,12 +23,9 @@ WIDE_THREE = THREE | {"explore": EXPLORE | {"steps": None, "candidates": 36, "ke
 BETWEEN = {"stochastic": {"kind": "window", "start": 0, "size": 4}, "tree": {"roots": 2, "splits": [1, 3]}}
 PRUNED = {"prune": {"width": "extremes", "best": 1}}
 ROLLOUTS = {
-    "forest": (FOREST, {}),
-    "three branches": (THREE, {}),
     "explored": (WIDE_THREE, {}),
     "pruned": (THREE, PRUNED),
     "noise without a split": (BETWEEN, {}),
-    "the first prompt alone": (THREE, {}),
 }
 
 
@@ -77,7 +74,7 @@ def test_a_split_says_what_it_asked_for_and_what_became_of_it(random_sd3, tmp_pa
     """The second iteration's, so that the policy that drew is not the one that the run began with."""
     rollout, credit = ROLLOUTS[name]
     data = tilted(random_sd3, tmp_path, rollout, credit)
-    data["track"]["trees"] = {"every": 1, "prompts": 1 if "prompt" in name else 2}
+    data["track"]["trees"] = {"every": 1}
     trainer, run = make_run(data)
     done = trainer.iterate()
     before = copy.deepcopy(trainer.session.policy.inner)
@@ -130,7 +127,7 @@ def test_a_split_says_what_it_asked_for_and_what_became_of_it(random_sd3, tmp_pa
     assert moved_along > 0 or not seen  # one update serves all splits: single ones may lose by it
 
 
-@pytest.mark.parametrize(("kl", "nodes"), daily([(0.0, None), (0.3, None), (0.0, {"keep": 2})], [(0.3, None)]))
+@pytest.mark.parametrize(("kl", "nodes"), daily([(0.3, None), (0.0, {"keep": 2})], [(0.3, None)]))
 def test_what_trained_is_what_the_loss_was_given(random_sd3, tmp_path, monkeypatch, kl, nodes):
     """The nodes of every gradient are spied on; some of their samples cannot be scored."""
     reward = [{"name": "tests.training.scorers:Flaky", "options": {"how": "report"}}]
@@ -154,7 +151,7 @@ def test_what_trained_is_what_the_loss_was_given(random_sd3, tmp_path, monkeypat
     assert any(size == 0 for size in found.values()) == (kl > 0)
 
 
-@pytest.mark.parametrize("limit", daily([0, 1, 3, 6, 9], [9]))
+@pytest.mark.parametrize("limit", daily([3, 9], [9]))
 def test_pictures_of_splits_count_as_pictures(random_sd3, tmp_path, limit):
     data = tilted(random_sd3, tmp_path, THREE)
     data["track"]["trees"] = {"pictures": limit, "prompts": 1}
