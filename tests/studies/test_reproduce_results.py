@@ -46,7 +46,7 @@ def test_groups_are_paired_and_ask_for_what_they_train(name, monkeypatch):
     assert {label for pairs in group.questions.values() for pair in pairs for label in pair} <= set(group.arms)
 
 
-KEPT = sorted(path.stem for path in (ROOT / script.MEASURED).glob("*.jsonl"))
+KEPT = sorted({path.stem for path in (ROOT / script.MEASURED).glob("*.jsonl")} & set(script.GROUPS))
 
 
 @pytest.mark.parametrize("kept", daily(KEPT, ["regimes-shapes", "nodes-shapes"]))
