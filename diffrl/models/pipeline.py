@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import inspect
 from abc import ABC, abstractmethod
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from functools import partial
 from pathlib import Path
@@ -239,6 +239,14 @@ class PipelineAdapter(ABC):
             self._empty = (self.max_sequence_length, rows)
         count = len(next(iter(conditioning.values())))
         return {**conditioning, **{name: row.expand(count, *row.shape[1:]) for name, row in self._empty[1].items()}}
+
+    def encode_beside_empty(
+        self, prompts: Sequence[str], encode: Callable[[list[str]], Mapping[str, Tensor]]
+    ) -> Conditioning:
+        """Return `with_empty` of what `encode` makes of texts, (B, ...) each; the negative prompt is "" without one."""
+        with self.on_device("text_encoder"):
+            encoded = encode(list(prompts))
+            return self.with_empty(encoded, {} if self.empty_prompt_cached else encode([self.negative_prompt or ""]))
 
     @abstractmethod
     def predict(self, latents: Tensor, sigma: Tensor, conditioning: Conditioning, guidance_scale: float) -> Tensor:

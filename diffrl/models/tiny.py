@@ -244,16 +244,9 @@ def _qwen_vl_text(vocabulary: int, layers: int, width: int) -> dict[str, Any]:
     }
 
 
-def build_qwen3_vl(vocabulary: int, layers: int = 2, width: int = 32, **tokens: int) -> Any:
-    """Build a Qwen3-VL, (B, L) tokens to (B, L, width); its tower for images may be idle.
-
-    Args:
-        vocabulary: tokens.
-        layers: of the language model.
-        width: of the language model.
-        **tokens: `image_token_id` and the like, where it is to see pictures.
-    """
-    from transformers import Qwen3VLConfig, Qwen3VLForConditionalGeneration
+def build_qwen3_vl(vocabulary: int, layers: int = 2, width: int = 32) -> nn.Module:
+    """Return a Qwen3-VL, (B, L) tokens to (B, L, width), whose tower for images is idle."""
+    from transformers import Qwen3VLConfig, Qwen3VLModel
 
     text = {**_qwen_vl_text(vocabulary, layers, width), "head_dim": width // 2}
     vision = {
@@ -264,7 +257,8 @@ def build_qwen3_vl(vocabulary: int, layers: int = 2, width: int = 32, **tokens: 
         "out_hidden_size": width,
         "deepstack_visual_indexes": [0],
     }
-    return Qwen3VLForConditionalGeneration(Qwen3VLConfig(text_config=text, vision_config=vision, **tokens))
+    model: nn.Module = Qwen3VLModel(Qwen3VLConfig(text_config=text, vision_config=vision))
+    return model
 
 
 def build_qwen3(vocabulary: int, layers: int = 2, width: int = 32) -> nn.Module:

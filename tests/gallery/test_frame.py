@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import math
 import socket
 from pathlib import Path
 
@@ -14,6 +15,7 @@ from diffrl.gallery import answers
 from diffrl.gallery import app as server
 from diffrl.gallery.app import STATIC, make_app
 from diffrl.gallery.errors import GalleryError
+from diffrl.gallery.numbers import finite
 from diffrl.gallery.records import Answer
 from diffrl.gallery.site import PAGES
 
@@ -175,3 +177,12 @@ def test_a_mistake_in_another_route_is_told_too(site_of, made, monkeypatch):
 
     answer = TestClient(app, base_url="http://127.0.0.1").post("/vote-here")
     assert answer.status_code == 500 and "ZeroDivisionError" in answer.text and "<title>" in answer.text
+
+
+@pytest.mark.parametrize(
+    ("value", "number"),
+    [(1, 1.0), (-0.5, -0.5), (10**300, 1e300), (True, None), (False, None), ("1", None), (None, None), ([1], None)]
+    + [(10**400, None), (-(10**400), None), (math.inf, None), (-math.inf, None), (math.nan, None)],
+)
+def test_what_counts_as_a_number(value, number):
+    assert finite(value) == number and type(finite(value)) in (float, type(None))

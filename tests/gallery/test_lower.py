@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+from dataclasses import replace
 
 import pytest
 import torch
@@ -219,3 +220,20 @@ def test_folders_take_it_from_the_scorer(tmp_path):
     [(_, chip)] = rows_of(page)
     assert chip == ("gain", "−0.392") and counts_of(page)["reward"] == "glare (lower is better)"  # 100 / 255
     assert 'value="glare/half" data-lower>glare/half (lower is better)<' in page
+
+
+def test_votes_of_an_older_gallery_are_read_as_before(run, tmp_path):
+    source, file = RunSource("made", run), tmp_path / "votes.jsonl"
+    (a,), (b,) = (
+        [side_of(source, state, one) for one in source.samples(state, [source.briefs(state, None)[0].id])]
+        for state in source.states()
+    )
+    add_vote(file, "", "s", a, b, "a", "b")
+    line = json.loads(file.read_text())
+    for name in "ab":
+        del line[name]["lower"]
+    file.write_text(json.dumps(line) + "\n")
+    (vote,) = read_votes(file).votes
+    assert (vote.a, vote.b) == (replace(a, lower=()), replace(b, lower=()))
+    (tally,) = tallies([vote])
+    assert {one.reward: one.prefers_b.wins for one in tally.opinions}["blur"] == 0

@@ -10,8 +10,10 @@ from PIL import Image
 
 import diffrl.cost.meter as clocks
 import diffrl.run.execution as execution
+import diffrl.run.journal as journal
 import diffrl.training.sampling as sampling
 import diffrl.training.update as update
+import diffrl.trees.recorder as keeping
 import diffrl.trees.tracing as tracing
 import diffrl.trees.write as trees_write
 from diffrl.gallery.progress import log_messages
@@ -630,3 +632,12 @@ def test_first_pictures_are_copies_of_no_more_than_was_asked_for():
         found = tracer.trace(Samples(None, None, Exploration(batch, pool, None), chosen)).proxies
         assert found.keys() == places and all(int(found[place][0, 0, 0]) == place for place in places)
         assert sum(image.untyped_storage().nbytes() for image in found.values()) <= 6 * 12
+
+
+def test_trees_are_written_one_by_one(random_sd3, tmp_path, monkeypatch):
+    """The second tree's pictures are decoded when the first lies on the disk."""
+    order, decoded, written = [], keeping.with_images, journal.write_tree
+    monkeypatch.setattr(keeping, "with_images", lambda **call: order.append("pictures") or decoded(**call))
+    monkeypatch.setattr(journal, "write_tree", lambda *args: order.append("written") or written(*args))
+    kept(make_run(forest_run(random_sd3, tmp_path))[1])
+    assert order == ["pictures", "written"] * 2

@@ -71,8 +71,7 @@ class Flux2KleinAdapter(PackedPictureAdapter):
 
     def encode_prompts(self, prompts: Sequence[str]) -> Conditioning:
         """Return embeddings (B, L, 3 D) of the prompts and of the empty prompt."""
-        with self.on_device("text_encoder"):
-            return self.with_empty(self._encode(list(prompts)), {} if self.empty_prompt_cached else self._encode([""]))
+        return self.encode_beside_empty(prompts, self._encode)
 
     def _encode(self, prompts: list[str]) -> dict[str, Tensor]:
         embeds, _ = self.pipeline.encode_prompt(

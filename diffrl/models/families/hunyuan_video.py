@@ -160,9 +160,7 @@ class HunyuanVideoAdapter(PipelineAdapter):
 
         ByT5 reads what stands in quotation marks; of a prompt without it, its embeddings are 0 and masked.
         """
-        with self.on_device("text_encoder"):
-            tensors = self._encode(list(prompts))
-            return self.with_empty(tensors, {} if self.empty_prompt_cached else self._encode([self.negative_prompt]))
+        return self.encode_beside_empty(prompts, self._encode)
 
     def _encode(self, prompts: list[str]) -> dict[str, Tensor]:
         self.pipeline.tokenizer_max_length = self.max_sequence_length

@@ -72,9 +72,7 @@ class Krea2Adapter(PackedPictureAdapter):
 
     def encode_prompts(self, prompts: Sequence[str]) -> Conditioning:
         """Return states (B, L, layers, D) and masks (B, L) of prompts and of the negative prompt."""
-        with self.on_device("text_encoder"):
-            tensors = self._encode(list(prompts))
-            return self.with_empty(tensors, {} if self.empty_prompt_cached else self._encode([self.negative_prompt]))
+        return self.encode_beside_empty(prompts, self._encode)
 
     def _encode(self, prompts: list[str]) -> dict[str, Tensor]:
         embeds, mask = self.pipeline.encode_prompt(
@@ -155,7 +153,7 @@ def build_tiny(words: Sequence[str]) -> Any:
             use_dynamic_shifting=True, base_shift=0.5, max_shift=1.15, max_image_seq_len=6400
         ),
         vae=tiny.build_qwen_vae(),
-        text_encoder=tiny.build_qwen3_vl(len(tokenizer), layers=3).model,
+        text_encoder=tiny.build_qwen3_vl(len(tokenizer), layers=3),
         tokenizer=tokenizer,
         transformer=transformer,
         text_encoder_select_layers=(1, 2, 3),
