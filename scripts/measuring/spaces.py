@@ -24,6 +24,7 @@ REGIMES = {
 
 RATES = {f"{rate:g}": f"train.learning_rate={rate}" for rate in (7.5e-5, 1.5e-4, 2e-4, 3e-4, 6e-4)}
 SAMPLES = {str(n): f"rollout.tree.roots={n}" for n in (4, 8, 16)}
+CLIPS = {f"{c:g}": f"objective.clip={c}" for c in (1e-4, 1e-3)}
 UPDATES = {str(n): f"train.updates_per_iteration={n}" for n in (1, 2)}
 
 
@@ -35,6 +36,11 @@ def pulls(weights: tuple[float, ...], guidance: tuple[float, ...]) -> dict[str, 
 
 def _tree(branches: int | list[int], splits: tuple[int, ...]) -> str:
     return f"rollout.tree={{roots: 1, branches: {branches}, splits: {list(splits)}, correlation: 4.0}}"
+
+
+def _window(size: int, slide_every: int | None = None) -> str:
+    slide = "" if slide_every is None else f", slide_every: {slide_every}"
+    return f"rollout.solver=ab2 rollout.stochastic={{kind: window, start: 0, size: {size}{slide}}}"
 
 
 @dataclass(frozen=True)
@@ -111,7 +117,7 @@ SPACES = {
                 "first step": "rollout.solver=ab2 rollout.stochastic={kind: window, start: 0, size: 1}",
                 "first two": "rollout.solver=ab2 rollout.stochastic={kind: window, start: 0, size: 2}",
             },
-            "clip": {f"{c:g}": f"objective.clip={c}" for c in (1e-4, 1e-3)},
+            "clip": CLIPS,
             "updates": UPDATES,
             "pull": pulls((0.03, 0.1), (3.0, 5.0)),
         },
@@ -126,11 +132,115 @@ SPACES = {
                 "4 x 2 x 2": _tree([4, 2, 2], (0, 1, 2)),
                 "4 x 4": _tree(4, (0, 2)),
             },
-            "clip": {f"{c:g}": f"objective.clip={c}" for c in (1e-4, 1e-3)},
+            "clip": CLIPS,
             "updates": UPDATES,
             "pull": pulls((0.03, 0.1), (3.0, 5.0)),
         },
         {"rate": "0.00015", "tree": "4 x 2 x 2", "clip": "0.001", "updates": "2", "pull": "none"},
+    ),
+    "mix_grpo": Space(
+        "mix_grpo",
+        {
+            "rate": RATES,
+            "samples": SAMPLES,
+            "window": {
+                "first step": _window(1),
+                "first two": _window(2),
+                "first three": _window(3),
+                "one, sliding every 8": _window(1, 8),
+                "two, sliding every 16": _window(2, 16),
+            },
+            "clip": CLIPS,
+            "updates": UPDATES,
+            "pull": pulls((0.03, 0.1), (3.0, 5.0)),
+        },
+        {"rate": "0.00015", "samples": "16", "window": "first two", "clip": "0.001", "updates": "2", "pull": "none"},
+    ),
+    "dance_grpo": Space(
+        "dance_grpo",
+        {
+            "rate": RATES,
+            "samples": SAMPLES,
+            "eta": {f"{e:g}": f"rollout.dynamics.eta={e}" for e in (0.3, 0.6, 1.0)},
+            "clip": CLIPS,
+            "updates": UPDATES,
+            "pull": pulls((0.03, 0.1), (3.0, 5.0)),
+        },
+        {"rate": "0.00015", "samples": "16", "eta": "0.3", "clip": "0.001", "updates": "2", "pull": "none"},
+    ),
+    "tp_grpo": Space(
+        "tp_grpo",
+        {
+            "rate": RATES,
+            "samples": SAMPLES,
+            "noise": {"every step": "rollout.stochastic={kind: all}", "first two": _window(2)},
+            "turning points": {
+                "on course": "credit.turning_points={constraint: true, balance: true}",
+                "any": "credit.turning_points={constraint: false, balance: true}",
+            },
+            "clip": CLIPS,
+            "updates": UPDATES,
+            "pull": pulls((0.03, 0.1), (3.0, 5.0)),
+        },
+        {
+            "rate": "0.00015",
+            "samples": "16",
+            "noise": "every step",
+            "turning points": "on course",
+            "clip": "0.001",
+            "updates": "2",
+            "pull": "none",
+        },
+    ),
+    "branch_grpo_mix": Space(
+        "branch_grpo_mix",
+        {
+            "rate": RATES,
+            "tree": {
+                "2 x 2 x 2": _tree(2, (0, 1, 2)),
+                "4 x 2 x 2": _tree([4, 2, 2], (0, 1, 2)),
+                "4 x 4": _tree(4, (0, 1)),
+            },
+            "window": {
+                "first two": _window(2),
+                "one, sliding every 8": _window(1, 8),
+                "two, sliding every 16": _window(2, 16),
+            },
+            "clip": CLIPS,
+            "updates": UPDATES,
+            "pull": pulls((0.03, 0.1), (3.0, 5.0)),
+        },
+        {
+            "rate": "0.00015",
+            "tree": "2 x 2 x 2",
+            "window": "two, sliding every 16",
+            "clip": "0.001",
+            "updates": "2",
+            "pull": "none",
+        },
+    ),
+    "diffrl_nft": Space(
+        "diffrl_nft rollout.solver=ab2",
+        {
+            "rate": RATES,
+            "tree": {
+                "4 roots, 2 x 2": "rollout.tree={roots: 4, branches: 2, splits: [0, 2], correlation: 4.0}",
+                "2 roots, 4 x 2": "rollout.tree={roots: 2, branches: [4, 2], splits: [0, 2], correlation: 4.0}",
+                "4 x 4": _tree(4, (0, 2)),
+            },
+            "edges": {f"{w:g}": f"objective.edges.weight={w}" for w in (2.0, 6.0)},
+            "credit": {kind: f"credit.reward={kind}" for kind in ("turning_point", "fused")},
+            "updates": UPDATES,
+            "pull": pulls((0.1, 0.3), (1.0, 3.0)),
+        },
+        {
+            "rate": "0.0002",
+            "tree": "4 roots, 2 x 2",
+            "edges": "6",
+            "credit": "turning_point",
+            "updates": "1",
+            "pull": "none",
+        },
     ),
 }
 
