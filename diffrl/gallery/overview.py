@@ -10,7 +10,7 @@ from diffrl.gallery.compare import Row, filter_by_images, filter_by_judgement, l
 from diffrl.gallery.errors import GalleryError
 from diffrl.gallery.numbers import sign, three
 from diffrl.gallery.progress import Change, Progress, setting
-from diffrl.gallery.records import Brief, Source, State, describe_reward
+from diffrl.gallery.records import Source, State, describe_reward
 from diffrl.gallery.rows import View, views
 from diffrl.gallery.runs import RunSource
 from diffrl.gallery.score_table import paired_change
@@ -62,7 +62,7 @@ def before_and_after(source: Source, count: int, worst: int = 0) -> Pairs:
         if not matched.rows:
             notes.append(f"{columns[0].label} and {columns[-1].label} have no prompt in common.")
         kept = filter_by_images(matched.rows, briefs)
-        spread_out = _whatever_it_scored(kept, briefs) if len(kept) < len(matched.rows) else kept
+        spread_out = representative_rows(kept, briefs) if len(kept) < len(matched.rows) else kept
         lower = lower_rewards(columns, names)
         shown = views(columns, (spread_out or kept or matched.rows)[:count], names, lower)
         seen = {row.order for row in kept}
@@ -76,12 +76,6 @@ def before_and_after(source: Source, count: int, worst: int = 0) -> Pairs:
         return Pairs(columns, shown, reward, notes, likeness(matched, streams), below, len(lost), unselected)
     except GalleryError as error:
         return Pairs(notes=[str(error)])
-
-
-def _whatever_it_scored(kept: Sequence[Row], briefs: Sequence[Sequence[Brief]]) -> list[Row]:
-    """Return rows with images that stand for all; none where an older index does not say why they were kept."""
-    known = all(brief.representative is not None for of_column in briefs for brief in of_column if brief.has_image)
-    return representative_rows(kept, briefs) if known else []
 
 
 def intervals(source: RunSource, pairs: Pairs, course: Progress | None) -> dict[str, Estimate]:

@@ -38,10 +38,8 @@ class Brief(NamedTuple):
     value: float | None  # of the reward that was asked for; None where there is none
     has_image: bool = True  # whether its image was kept
     source: str | None = None  # the image that it is an edit of, as its prompt named it; None of no edit
-    # whether that image has the sample's own pixels; None where an older index leaves it to the file
-    exact: bool | None = True
-    # False where it was kept for how much its score changed; None where an older index does not say
-    representative: bool | None = True
+    exact: bool = True  # whether that image has the sample's own pixels
+    representative: bool | None = True  # False where it was kept for how much its score changed; None without one
 
     @property
     def asked(self) -> tuple[str, str | None]:

@@ -19,21 +19,10 @@ from diffrl.gallery.leaves import groups_with_trees, leaves_of
 from diffrl.gallery.numbers import finite
 from diffrl.gallery.paths import inside
 from diffrl.gallery.records import Brief, Key, Sample, State
-from diffrl.tracking.index import (
-    IMAGES,
-    INDEX,
-    connect,
-    explained,
-    is_exact,
-    kept_columns,
-    notes_of,
-    source_file,
-    source_of,
-    truth,
-)
+from diffrl.tracking.index import IMAGES, INDEX, connect, explained, notes_of, source_file, source_of
 from diffrl.tracking.metrics import read_metrics
 from diffrl.tracking.places import place
-from diffrl.tracking.reward_rows import reward_rows
+from diffrl.tracking.reward_rows import ROWS
 from diffrl.tracking.rewards import REWARDS, lower_is_better
 from diffrl.trees.record import TREES
 
@@ -67,7 +56,7 @@ class RunSource:
         """Return "total" and the rewards of a state's first samples."""
         with self.database() as database:
             query = (
-                f"SELECT DISTINCT name FROM {reward_rows(database)} WHERE sample_id IN "
+                f"SELECT DISTINCT name FROM {ROWS} WHERE sample_id IN "
                 "(SELECT id FROM samples WHERE stage = ? AND iteration = ? LIMIT 50) ORDER BY name"
             )
             return ["total", *(str(name) for (name,) in database.execute(query, (state.stage, state.iteration)))]
@@ -84,11 +73,11 @@ class RunSource:
         with self.database() as database:
             value, values = "NULL" if reward is None else "total", []
             if reward not in (None, "total"):
-                value = f"(SELECT raw FROM {reward_rows(database)} WHERE sample_id = samples.id AND name = ?)"
+                value = f"(SELECT raw FROM {ROWS} WHERE sample_id = samples.id AND name = ?)"
                 values = [reward]
             query = (
                 f"SELECT id, prompt, seed, group_id, root, path, {value}, picture IS NOT NULL, {SOURCE}, "
-                f"{kept_columns(database)} FROM samples WHERE stage = ? AND iteration = ? ORDER BY id"
+                "exact, representative FROM samples WHERE stage = ? AND iteration = ? ORDER BY id"
             )
             rows = database.execute(query, (*values, state.stage, state.iteration))
             in_trees = groups_with_trees(self.path, state.iteration) if state.stage == "train" else frozenset[int]()
@@ -99,8 +88,8 @@ class RunSource:
                     finite(row[6]),
                     bool(row[7]) or row[3] in in_trees,
                     row[8] and source_of({"source": row[8]}),
-                    truth(row[9]) if row[7] else False,  # leaves of trees are small ones
-                    truth(row[10]),
+                    bool(row[7] and row[9]),  # leaves of trees are small ones
+                    None if row[10] is None else bool(row[10]),
                 )
                 for row in rows
             ]
@@ -110,7 +99,7 @@ class RunSource:
         samples: dict[int, Sample] = {}
         with self.database() as database:
             for start in range(0, len(ids), CHUNK):
-                samples |= _samples(self.path, database, ids[start : start + CHUNK])
+                samples |= _samples(database, ids[start : start + CHUNK])
         grown = [self._grown(samples[number]) for number in ids if number in samples]
         return [replace(sample, source=self.source_of(sample.metadata)) for sample in grown]
 
@@ -203,11 +192,11 @@ class RunSource:
             raise GalleryError(str(error), 503) from error
 
 
-def _samples(run: Path, database: sqlite3.Connection, ids: Sequence[int]) -> dict[int, Sample]:
+def _samples(database: sqlite3.Connection, ids: Sequence[int]) -> dict[int, Sample]:
     marks = ", ".join("?" * len(ids))
     rewards: dict[int, dict[str, float | None]] = {number: {} for number in ids}
     for number, name, raw in database.execute(
-        f"SELECT sample_id, name, raw FROM {reward_rows(database)} WHERE sample_id IN ({marks}) ORDER BY name",
+        f"SELECT sample_id, name, raw FROM {ROWS} WHERE sample_id IN ({marks}) ORDER BY name",
         list(ids),
     ):
         rewards[number][str(name)] = finite(raw)
@@ -216,7 +205,7 @@ def _samples(run: Path, database: sqlite3.Connection, ids: Sequence[int]) -> dic
         notes[number][name] = note
     rows = database.execute(
         "SELECT id, prompt, seed, group_id, root, path, stage, iteration, total, advantage, error, picture, metadata, "
-        f"{kept_columns(database)} FROM samples WHERE id IN ({marks})",
+        f"exact FROM samples WHERE id IN ({marks})",
         list(ids),
     )
     return {
@@ -231,7 +220,7 @@ def _samples(run: Path, database: sqlite3.Connection, ids: Sequence[int]) -> dic
             notes=notes[row[0]],
             file=_file(row[11]),
             metadata=_object(row[12]),
-            exact=is_exact(run, _file(row[11]), truth(row[13])),
+            exact=_file(row[11]) is not None and bool(row[13]),
         )
         for row in rows
     }

@@ -286,8 +286,5 @@ def _share_prompts(pair: Sequence[Column], briefs: Sequence[Sequence[Brief]]) ->
 
 def _paired(a: Column, b: Column, briefs: list[list[Brief]]) -> Pairing:
     rows = [row for row in match(briefs, [a.stream, b.stream]).rows if None not in row.ids]
-    exact = [
-        [brief._replace(has_image=brief.has_image and brief.exact is not False) for brief in column]
-        for column in briefs
-    ]
+    exact = [[brief._replace(has_image=brief.has_image and brief.exact) for brief in column] for column in briefs]
     return Pairing(briefs, rows, representative_rows(filter_by_images(rows, exact), briefs))

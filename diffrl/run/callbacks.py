@@ -57,12 +57,7 @@ class Callback:
 
 
 class Callbacks:
-    """All callbacks of a run, and what they asked for.
-
-    Args:
-        callbacks: each is told in turn.
-        main: whether this is the rank that tells them.
-    """
+    """All callbacks of a run, and what they asked for."""
 
     def __init__(self, callbacks: Sequence[Callback] = (), main: bool = True):
         self._all, self._main = tuple(callbacks), main

@@ -246,11 +246,7 @@ def finish(run: TrainingRun, console: Console) -> None:
 
 
 def leave_report(run: TrainingRun) -> bool:
-    """Write report.html, first rank only. That it cannot be written is reported, and ends nothing: the run is done.
-
-    Returns:
-        Whether it was written.
-    """
+    """Write report.html, first rank only. That it cannot be written is reported, and ends nothing: the run is done."""
     if not run.trainer.session.ranks.is_main:
         return False
     pulse.begin("report.html")

@@ -56,9 +56,6 @@ def set_aside(run_dir: Path, step: int | None = None) -> list[str]:
         run_dir: the run, locked.
         step: only what lies beyond this iteration, with copies of the records; None = everything.
 
-    Returns:
-        What was done.
-
     Raises:
         DiffrlError: the disk refused; what was not moved is where it was.
     """

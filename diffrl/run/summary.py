@@ -96,8 +96,7 @@ def write_before_after(
         changed_after: iterations after which held-out prompts, rewards or the base became others; written on top.
 
     Returns:
-        Whether the store has such pictures of both evaluations, of the same prompts. Of an index that does not say why
-        they were kept, all are taken.
+        Whether the store has such pictures of both evaluations, of the same prompts.
     """
     with SampleStore.open_readonly(run_dir) as store:
         before, last = (

@@ -14,7 +14,6 @@ from diffrl.tracking import reward_rows
 from diffrl.tracking.places import place
 from reward_models.common.stores import describe_failure, open_to_read, open_to_write, require_tables, transaction
 from reward_models.common.suffixes import is_image
-from reward_models.common.webp import is_lossless
 
 INDEX, IMAGES = "samples.sqlite", "samples"
 GENERATED_SOURCES = ".sources"
@@ -69,20 +68,15 @@ CREATE TABLE samples (
     UNIQUE (stage, iteration, group_id, root, path)
 );
 """
-SCHEMA = SAMPLES + reward_rows.SCHEMA.lstrip()
 NOTES = """
-CREATE TABLE IF NOT EXISTS notes (
+CREATE TABLE notes (
     sample_id INTEGER NOT NULL REFERENCES samples (id) ON DELETE CASCADE,
     name TEXT NOT NULL,             -- of the reward
     note TEXT NOT NULL,             -- its reason in words
     PRIMARY KEY (sample_id, name)
-) WITHOUT ROWID
+) WITHOUT ROWID;
 """
-"""Made by whoever writes next: indexes of older runs lack it, and are of the same schema otherwise."""
-KEPT = ("exact", "representative")
-"""Columns that indexes of older runs lack until somebody writes to them; NULL there, and without a picture."""
-UNREAD = "samples_by_prompt"
-"""An index of older runs that nobody reads, and that made each iteration's rows dearer than the last one's."""
+SCHEMA = SAMPLES + reward_rows.SCHEMA.lstrip() + NOTES.lstrip()
 
 
 def connect(run_dir: Path, readonly: bool) -> sqlite3.Connection:
@@ -125,62 +119,23 @@ def _check_schema(database: sqlite3.Connection, index: Path, readonly: bool) -> 
     (version,) = database.execute("PRAGMA user_version").fetchone()
     (tables,) = database.execute("SELECT count(*) FROM sqlite_master").fetchone()
     if version == 0 and tables == 0 and not readonly:
-        for statement in reward_rows.statements(SCHEMA):
+        for statement in SCHEMA.strip().rstrip(";").split(";\n"):
             database.execute(statement)
+        database.execute(f"PRAGMA user_version = {SCHEMA_VERSION}")
     elif version == 0 and tables == 0:
         raise DiffrlError(f"{index} is still empty: its run has just begun, or was ended as it did. Look again later.")
-    elif version not in (1, SCHEMA_VERSION):
-        problem = f"has schema {version}, this version of diffrl reads 1 and {SCHEMA_VERSION}"
+    elif version != SCHEMA_VERSION:
+        problem = f"has schema {version}, this version of diffrl reads {SCHEMA_VERSION}"
         raise DiffrlError(f"{index} {problem}. Use the diffrl that wrote it, or move the file away.")
     else:
         require_tables(database)
-    if not readonly:
-        if version == 1:
-            reward_rows.upgrade(database)
-        database.execute(f"PRAGMA user_version = {SCHEMA_VERSION}")
-        database.execute(NOTES)
-        for name in _lacking(database):
-            database.execute(f"ALTER TABLE samples ADD COLUMN {name} INTEGER")
-        database.execute(f"DROP INDEX IF EXISTS {UNREAD}")
-
-
-def kept_columns(database: sqlite3.Connection) -> str:
-    """Write the columns `KEPT` as SQL to be selected; of an older index that nobody wrote to since, NULLs."""
-    lacking = _lacking(database)
-    return ", ".join("NULL" if name in lacking else name for name in KEPT)
-
-
-def _lacking(database: sqlite3.Connection) -> list[str]:
-    have = {name for (name,) in database.execute("SELECT name FROM pragma_table_info('samples')")}
-    return [name for name in KEPT if name not in have]
-
-
-def truth(value: object) -> bool | None:
-    """Read a value of one of `KEPT`; None where it is not known."""
-    return None if value is None else bool(value)
-
-
-def is_exact(run_dir: Path, file: str | None, known: bool | None) -> bool:
-    """Return whether a picture has its sample's own pixels; False without one.
-
-    Args:
-        run_dir: the run.
-        file: of the picture, relative to it.
-        known: the index's column; None of an older one, and then the file's encoding says.
-    """
-    return file is not None and (is_lossless(run_dir / file) if known is None else known)
 
 
 def notes_of(database: sqlite3.Connection, samples: str, values: Sequence[object]) -> Iterator[tuple[int, str, str]]:
-    """Yield reasons in words: number of the sample, name of the reward, the reason; none of an older run.
+    """Yield reasons in words: number of the sample, name of the reward, the reason.
 
-    Args:
-        database: open.
-        samples: SQL that selects samples' numbers, or lists them.
-        values: of its question marks.
+    `samples` is SQL that selects samples' numbers, or lists them; `values` are those of its question marks.
     """
-    known = database.execute("SELECT count(*) FROM sqlite_master WHERE type = 'table' AND name = 'notes'").fetchone()
-    if known[0]:
-        question = f"SELECT sample_id, name, note FROM notes WHERE sample_id IN ({samples}) ORDER BY name"
-        for number, name, note in database.execute(question, list(values)):
-            yield number, str(name), str(note)
+    question = f"SELECT sample_id, name, note FROM notes WHERE sample_id IN ({samples}) ORDER BY name"
+    for number, name, note in database.execute(question, list(values)):
+        yield number, str(name), str(note)

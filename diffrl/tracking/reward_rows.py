@@ -1,16 +1,13 @@
 """Rewards in the index of samples: a value that several names share, "shapes/colour" and "shapes_strict/colour", once.
 
-    rewards       sample_id, names, raw     one row a value
-    reward_names  number, name              the names that a number in `names` stands for
-
-Up to schema 1 each name had a row of its own: `rewards (sample_id, name, raw)`.
+rewards       sample_id, names, raw     one row a value
+reward_names  number, name              the names that a number in `names` stands for
 """
 
 from __future__ import annotations
 
 import sqlite3
 from collections.abc import Hashable, Mapping
-from itertools import groupby
 
 SCHEMA = """
 CREATE TABLE reward_names (
@@ -26,12 +23,7 @@ CREATE TABLE rewards (
 ) WITHOUT ROWID;
 """
 ROWS = "(SELECT sample_id, name, raw FROM rewards JOIN reward_names ON names = number)"
-
-
-def reward_rows(database: sqlite3.Connection) -> str:
-    """Return what to select `sample_id, name, raw` from, a row a name, in an index of any version."""
-    (version,) = database.execute("PRAGMA user_version").fetchone()
-    return "rewards" if version == 1 else ROWS
+"""What to select `sample_id, name, raw` from, a row a name."""
 
 
 class RewardWriter:
@@ -60,20 +52,3 @@ class RewardWriter:
             self._database.executemany("INSERT INTO reward_names VALUES (?, ?)", rows)
             self._numbers[names], self._next = self._next, self._next + 1
         return self._numbers[names]
-
-
-def upgrade(database: sqlite3.Connection) -> None:
-    """Store the rewards of an index of schema 1 as this version does, within the caller's transaction."""
-    database.execute("ALTER TABLE rewards RENAME TO rewards_by_name")
-    for statement in statements(SCHEMA):
-        database.execute(statement)
-    writer = RewardWriter(database)
-    old = database.execute("SELECT sample_id, CAST(name AS TEXT), raw FROM rewards_by_name ORDER BY sample_id")
-    for sample, rows in groupby(old, lambda row: row[0]):
-        writer.insert(sample, {name: raw for _, name, raw in rows})
-    database.execute("DROP TABLE rewards_by_name")
-
-
-def statements(script: str) -> list[str]:
-    """Split SQL, each statement ended by a semicolon at the end of its line."""
-    return script.strip().rstrip(";").split(";\n")

@@ -27,9 +27,9 @@ from torch import Tensor
 
 from diffrl.errors import DiffrlError
 from diffrl.files import discard, replacing
-from diffrl.tracking.index import IMAGES, INDEX, connect, explained, is_exact, kept_columns, notes_of, truth
+from diffrl.tracking.index import IMAGES, INDEX, connect, explained, notes_of
 from diffrl.tracking.places import place
-from diffrl.tracking.reward_rows import RewardWriter, reward_rows
+from diffrl.tracking.reward_rows import ROWS, RewardWriter
 from reward_models.common.errors import RewardError
 from reward_models.common.files import Closing
 from reward_models.common.stores import transaction
@@ -37,7 +37,8 @@ from reward_models.media import open_media, save_media
 
 KEY = "stage, iteration, group_id, root, path"
 VALUES = "seed, prompt, metadata, total, advantage, error, picture"
-WRITTEN = f"{VALUES}, exact, representative"
+KEPT = "exact, representative"
+WRITTEN = f"{VALUES}, {KEPT}"
 UPSERT = f"""
 INSERT INTO samples ({KEY}, {WRITTEN}) VALUES ({", ".join("?" * 14)})
 ON CONFLICT ({KEY}) DO UPDATE SET {", ".join(f"{name} = excluded.{name}" for name in WRITTEN.split(", "))} RETURNING id
@@ -66,11 +67,10 @@ class StoredSample:
     picture: Tensor | None = None
     small: bytes | None = None  # bytes of a WebP to be written in place of a picture; not read back
     file: str | None = None  # where the picture lies, relative to the run directory; set by the store
-    # whether the picture has the sample's own pixels. Written: None is True for `picture`, False for `small`. Read:
-    # what the index says, and of an older one whether the file is lossless; False without a picture.
+    # whether the picture has the sample's own pixels; written, None is True for `picture` and False for `small`; read,
+    # False without a picture
     exact: bool | None = None
-    # whether the picture was kept whatever the sample scored; None where an older index does not say, and without a
-    # picture
+    # whether the picture was kept whatever the sample scored; None without a picture
     representative: bool | None = None
 
     @property
@@ -159,33 +159,17 @@ class SampleStore(Closing):
             named = [file for (file,) in self._database.execute(query, (before,))]
             return [file for file in named if not (self.run_dir / file).is_file()]
 
-    def read(
-        self,
-        stage: str | None = None,
-        iteration: int | None = None,
-        prompt: str | None = None,
-        limit: int = -1,
-        offset: int = 0,
-    ) -> list[StoredSample]:
-        """Return samples in the order of iteration, group, root and path.
-
-        Args:
-            stage: only this stage.
-            iteration: only this iteration.
-            prompt: only prompts that contain this text; upper and lower case of ASCII letters are the same.
-            limit: at most so many; -1 is all.
-            offset: so many are skipped before.
-        """
-        conditions = {"stage = ?": stage, "iteration = ?": iteration, "instr(lower(prompt), lower(?))": prompt}
+    def read(self, stage: str | None = None, iteration: int | None = None) -> list[StoredSample]:
+        """Return samples, of a stage or an iteration alone, in the order of iteration, group, root and path."""
+        conditions = {"stage = ?": stage, "iteration = ?": iteration}
         equal = {condition: value for condition, value in conditions.items() if value is not None}
         where = " AND ".join(["1", *equal])
-        chosen = f"FROM samples WHERE {where} ORDER BY iteration, stage, group_id, root, path LIMIT ? OFFSET ?"
-        values = (*equal.values(), limit, offset)
+        chosen = f"FROM samples WHERE {where} ORDER BY iteration, stage, group_id, root, path"
+        values = tuple(equal.values())
         with explained(self.run_dir), transaction(self._database, "DEFERRED"):
-            columns = f"{KEY}, {VALUES}, {kept_columns(self._database)}"
-            rows = self._database.execute(f"SELECT id, {columns} {chosen}", values).fetchall()
+            rows = self._database.execute(f"SELECT id, {KEY}, {VALUES}, {KEPT} {chosen}", values).fetchall()
             rewards: dict[int, dict[str, float | None]] = {row[0]: {} for row in rows}
-            join = f"SELECT sample_id, name, raw FROM {reward_rows(self._database)} JOIN (SELECT id {chosen})"
+            join = f"SELECT sample_id, name, raw FROM {ROWS} JOIN (SELECT id {chosen})"
             for number, name, raw in self._database.execute(f"{join} ON sample_id = id ORDER BY name", values):
                 rewards[number][name] = raw
             notes: dict[int, dict[str, str]] = {row[0]: {} for row in rows}
@@ -258,7 +242,7 @@ def _sample(
         which = (stage, iteration, group, root, path)
         raise DiffrlError(f"{run_dir / INDEX} holds a damaged row, of the sample {which}. Remove it.") from error
     values = {"total": total, "advantage": advantage, "rewards": rewards, "error": error, "notes": notes, "file": file}
-    values |= {"exact": is_exact(run_dir, file, truth(exact)), "representative": truth(stands)}
+    values |= {"exact": file is not None and bool(exact), "representative": None if stands is None else bool(stands)}
     return StoredSample(**address, prompt=prompt, path=indices, metadata=known, **values)
 
 

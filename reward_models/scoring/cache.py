@@ -84,10 +84,7 @@ class ScoreCache(Closing):
             self._database.execute(f"PRAGMA user_version = {SCHEMA_VERSION}")
         else:
             require_tables(self._database)
-        if version == 1:  # of before there were notes
-            self._database.execute("ALTER TABLE scores ADD COLUMN note TEXT")
-            self._database.execute(f"PRAGMA user_version = {SCHEMA_VERSION}")
-        elif version not in (0, SCHEMA_VERSION) or version == 0 and tables:
+        if version not in (0, SCHEMA_VERSION) or version == 0 and tables:
             raise RewardError(
                 f"{self.path} is no cache of scores that this version reads. Give another file to --cache, or "
                 "--no-cache."

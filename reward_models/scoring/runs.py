@@ -17,12 +17,10 @@ from typing import Any
 from reward_models.common.errors import RewardError
 from reward_models.common.reading import Unreadable, require_file
 from reward_models.common.stores import describe_failure, open_to_read, require_tables
-from reward_models.common.webp import is_lossless
 from reward_models.scoring.items import Item
 
 INDEX, PICTURES = "samples.sqlite", "samples"
-SCHEMA_VERSIONS = 1, 2
-"""They differ in how rewards are kept, which are not read here."""
+SCHEMA_VERSION = 2
 NO_PICTURE = "stored without an image"
 SMALL = "kept as small images to be looked at"
 CHANGED = "kept for how much their score changed"
@@ -38,8 +36,7 @@ def is_run(path: Path) -> bool:
 def samples_of_run(run: Path, stage: str | None, iterations: Sequence[int], skipped: Counter[str]) -> list[Item]:
     """Read the samples that can be measured and stand for all, in the order of iteration, stage, group, root and path.
 
-    A run keeps small copies of some images, and others for how much their score changed: neither counts. An index of
-    an older version does not say so; there every image counts whose file is lossless.
+    A run keeps small copies of some images, and others for how much their score changed: neither counts.
 
     Args:
         run: its directory; the run may be going on.
@@ -53,8 +50,8 @@ def samples_of_run(run: Path, stage: str | None, iterations: Sequence[int], skip
     index = run / INDEX
     with _opened(index) as database:
         (version,) = database.execute("PRAGMA user_version").fetchone()
-        if version not in SCHEMA_VERSIONS:
-            raise RewardError(f"{index} has schema {version}, this version reads 1 and 2. Use matching versions.")
+        if version != SCHEMA_VERSION:
+            raise RewardError(f"{index} has schema {version}, this version reads 2. Use matching versions.")
         require_tables(database)
         where: list[str] = ["1"]
         values: list[Any] = []
@@ -65,7 +62,7 @@ def samples_of_run(run: Path, stage: str | None, iterations: Sequence[int], skip
             where.append(f"iteration IN ({', '.join('?' * len(iterations))})")
             values.extend(iterations)
         order = "iteration, stage, group_id, root, path"
-        select = f"SELECT {', '.join(ADDRESS)}, prompt, metadata, {_kept(database)}, picture FROM samples"
+        select = f"SELECT {', '.join(ADDRESS)}, prompt, metadata, exact, representative, picture FROM samples"
         rows = database.execute(f"{select} WHERE {' AND '.join(where)} ORDER BY {order}", values).fetchall()
         if not rows:
             there = database.execute(
@@ -82,8 +79,6 @@ def samples_of_run(run: Path, stage: str | None, iterations: Sequence[int], skip
         if item is None or not isinstance(exact, int | None):
             skipped[DAMAGED] += 1
             continue
-        if exact is None:  # an older index; a file that is gone is missed where it is read
-            exact = is_lossless(item.path) or not item.path.exists()
         if not exact:
             skipped[SMALL] += 1
         elif representative == 0:
@@ -91,12 +86,6 @@ def samples_of_run(run: Path, stage: str | None, iterations: Sequence[int], skip
         else:
             items.append(item)
     return items
-
-
-def _kept(database: sqlite3.Connection) -> str:
-    """Return the columns exact and representative; NULL of an older index."""
-    have = {name for (name,) in database.execute("SELECT name FROM pragma_table_info('samples')")}
-    return ", ".join(name if name in have else "NULL" for name in ("exact", "representative"))
 
 
 @contextmanager

@@ -29,13 +29,13 @@ def last_row(run_dir: Path) -> dict[str, Any]:
 
 def samples(run_dir: Path) -> dict[str, Any]:
     """Every stored sample by its address, with the hash of its picture."""
-    from diffrl.tracking.reward_rows import reward_rows
+    from diffrl.tracking.reward_rows import ROWS
 
     found = {}
     with sqlite3.connect(run_dir / "samples.sqlite") as database:
         database.row_factory = sqlite3.Row
         rewards: dict[int, list[Any]] = {}
-        table = reward_rows(database)
+        table = ROWS
         for number, name, raw in database.execute(f"SELECT sample_id, name, raw FROM {table} ORDER BY sample_id, name"):
             rewards.setdefault(number, []).append((name, raw))
         for row in map(dict, database.execute("SELECT * FROM samples")):

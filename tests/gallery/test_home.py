@@ -172,11 +172,6 @@ def test_samples_kept_for_their_change_are_not_called_unselected(tmp_path, clien
 
     found, text = shown()
     assert found == [0, 2, 4, 6] and "the first 4 of those kept whatever they scored" in text
-    with sqlite3.connect(run / "samples.sqlite") as database:  # as indexes were before the column
-        database.execute("ALTER TABLE samples DROP COLUMN representative")
-    database.close()
-    found, text = shown()
-    assert found == [0, 1, 2, 3, 4, 6] and "the first 6 of those whose images were kept" in text
 
 
 def test_finished_stopped_and_running(tmp_path):

@@ -31,22 +31,16 @@ def test_the_table_has_notes_of_each_sample_and_only_of_who_speaks():
     assert [table.notes_of(i) for i in range(5)] == [{"telling": f"first is {v}"} for v in (10, 20, 30, 40, 50)]
 
 
-def test_the_store_gives_notes_back_and_reads_an_index_that_has_none(tmp_path):
+def test_the_store_gives_notes_back(tmp_path):
     first = StoredSample("eval", 0, 0, 0, 1, "p", notes={"a": "why", "b": "why not"})
     with SampleStore(tmp_path) as store:
         store.write([first, StoredSample("eval", 0, 1, 0, 1, "p")])
         assert [s.notes for s in store.read()] == [first.notes, {}]
         store.write([StoredSample("eval", 0, 0, 0, 1, "p", notes={"a": "now"})])
-        assert [s.notes for s in store.read(limit=1)] == [{"a": "now"}]
+        assert [s.notes for s in store.read()][:1] == [{"a": "now"}]
         store.truncate_after(-1, ["eval"])
     with sqlite3.connect(tmp_path / "samples.sqlite") as database:
         assert database.execute("SELECT count(*) FROM notes").fetchone() == (0,)
-        database.execute("DROP TABLE notes")  # as an older diffrl left it
-    with SampleStore.open_readonly(tmp_path) as store:
-        assert store.read() == []
-    with SampleStore(tmp_path) as store:  # as a resumed run does
-        store.write([first])
-        assert store.read()[0].notes == first.notes
 
 
 def test_a_run_keeps_and_shows_them(random_sd3, tmp_path):

@@ -1,6 +1,5 @@
 """Artefacts to be looked at are told from what may be measured: through the store, at sizes where they differ."""
 
-import sqlite3
 from collections import Counter
 
 import pytest
@@ -8,7 +7,7 @@ import torch
 from PIL import Image
 
 from diffrl.run.summary import write_before_after
-from diffrl.tracking.store import INDEX, SampleStore, StoredSample
+from diffrl.tracking.store import SampleStore
 from reward_models.common.webp import is_lossless
 from reward_models.media import read_media, to_pil
 from reward_models.scoring.runs import samples_of_run
@@ -21,13 +20,6 @@ def run(tmp_path):
     evaluate(tmp_path, 0, [0.5] * SAMPLES)
     evaluate(tmp_path, 10, LAST)
     return tmp_path
-
-
-def make_old(run):
-    """The index as it was written before the two columns."""
-    with sqlite3.connect(run / INDEX) as database:
-        for name in ("exact", "representative"):
-            database.execute(f"ALTER TABLE samples DROP COLUMN {name}")
 
 
 def measured(run, iteration):
@@ -57,19 +49,6 @@ def test_extremes_do_not_stand_for_all(run):
         last = store.read(stage="eval", iteration=10)
     assert {s.group for s in last if s.representative is False} == {1, 2, 4, 5}
     assert {s.group for s in last if s.counts} == {0, 3, 6, 9}
-
-
-def test_an_older_index_is_read_by_its_files(run):
-    make_old(run)
-    found, _ = measured(run, 0)
-    assert sorted(found) == [0, 3, 6, 9]
-    with SampleStore.open_readonly(run) as store:
-        first = store.read(stage="eval", iteration=0)
-        assert {s.group for s in first if s.exact} == {0, 3, 6, 9} and {s.representative for s in first} == {None}
-    with SampleStore(run) as store:  # a run that goes on
-        store.write([StoredSample("eval", 20, 0, 0, 7, "prompt 0", picture=image(0, 128))])
-        assert [s.counts for s in store.read(stage="eval", iteration=20)] == [True]
-        assert len(measured(run, 0)[0]) == SPREAD
 
 
 def test_small_worlds_keep_every_pixel_of_the_first_evaluation(tmp_path):

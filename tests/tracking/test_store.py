@@ -1,7 +1,6 @@
 import multiprocessing
 import random
 import sqlite3
-from collections import Counter
 from contextlib import closing
 from dataclasses import replace
 
@@ -9,10 +8,7 @@ import pytest
 import torch
 
 from diffrl.errors import DiffrlError
-from diffrl.gallery.records import State
-from diffrl.gallery.runs import RunSource
 from diffrl.tracking.store import INDEX, SampleStore, StoredSample
-from reward_models.scoring.runs import samples_of_run
 
 
 def picture(seed=0, height=32, width=29):
@@ -66,7 +62,7 @@ def test_the_same_key_replaces_its_rewards_and_its_picture(tmp_path):
         assert len(store.read()) == 2
 
 
-def test_filters_and_pages(tmp_path):
+def test_filters(tmp_path):
     prompts = ["a Red circle", "100% blue", "100 blue_x"]
     with SampleStore(tmp_path) as store:
         for stage in ("train", "eval"):
@@ -74,14 +70,7 @@ def test_filters_and_pages(tmp_path):
                 store.write([sample(iteration, g, stage=stage, prompt=p, total=1.0) for g, p in enumerate(prompts)])
         assert len(store.read()) == 18
         assert [s.iteration for s in store.read(stage="eval")] == [0, 0, 0, 2, 2, 2, 10, 10, 10]
-        assert {s.prompt for s in store.read(prompt="red CIRCLE")} == {"a Red circle"}
-        assert {s.prompt for s in store.read(prompt="0% b")} == {"100% blue"}
-        assert {s.prompt for s in store.read(prompt="blue_")} == {"100 blue_x"}
-        assert store.read(prompt="'; DROP TABLE samples; --") == []
-        everything = store.read(stage="train", iteration=10)
-        assert [s.group for s in everything] == [0, 1, 2]
-        assert [store.read("train", 10, limit=1, offset=i)[0] for i in range(3)] == everything
-        assert store.read("train", 10, limit=5, offset=2) == everything[2:]
+        assert [s.group for s in store.read(stage="train", iteration=10)] == [0, 1, 2]
 
 
 def test_truncate_removes_rows_files_and_orphans(tmp_path):
@@ -261,20 +250,6 @@ def test_an_iteration_writes_as_many_pages_however_long_the_run_is(tmp_path):
     assert sum(written[50:60]) <= 1.2 * sum(written[5:15])
 
 
-BY_NAME = """
-DROP TABLE rewards;
-DROP TABLE IF EXISTS reward_names;
-CREATE TABLE rewards (
-    sample_id INTEGER NOT NULL REFERENCES samples (id) ON DELETE CASCADE,
-    name TEXT NOT NULL,
-    raw REAL,
-    PRIMARY KEY (sample_id, name)
-) WITHOUT ROWID;
-PRAGMA user_version = 1;
-"""
-"""A row a name, as indexes of older runs have it."""
-
-
 def some_rewards(rng):
     """Rewards whose parts are often equal, by chance or because two scorers report the same."""
     values = (0.0, 1.0, 0.25, None)
@@ -295,38 +270,3 @@ def test_equal_parts_of_several_rewards_are_one_row_and_come_back_under_each_nam
     with closing(sqlite3.connect(tmp_path / INDEX)) as database:
         last = "SELECT count(*) FROM rewards JOIN samples ON sample_id = id WHERE iteration = 9"
         assert database.execute(last).fetchone() == (8,)
-
-
-def test_rewards_of_an_older_run_read_alike_before_and_after_it_goes_on(tmp_path):
-    def seen():
-        with SampleStore.open_readonly(tmp_path) as store:
-            samples = store.read()
-        source, state = RunSource("run", tmp_path), State("train", 0)
-        names = source.reward_names(state)
-        columns = {name: [brief.value for brief in source.briefs(state, name)] for name in names}
-        cards = source.samples(state, [brief.id for brief in source.briefs(state, None)])
-        items = samples_of_run(tmp_path, None, (), Counter())
-        return samples, names, columns, [card.rewards for card in cards], [item.sample for item in items]
-
-    rng = random.Random(4)
-    stored = [sample(root=root, rewards=some_rewards(rng), picture=picture()) for root in range(20)]
-    with SampleStore(tmp_path) as store:
-        store.write(stored)
-    rows = [(number, *pair) for number, one in enumerate(stored, 1) for pair in one.rewards.items()]
-    with closing(sqlite3.connect(tmp_path / INDEX)) as older:
-        older.executescript(BY_NAME)
-        older.executemany("INSERT INTO rewards VALUES (?, ?, ?)", rows)
-        older.commit()
-        older.execute("CREATE INDEX rewards_by_value ON rewards (name, raw)")
-        older.execute("CREATE INDEX samples_by_prompt ON samples (prompt, seed)")
-    before = seen()
-    assert [one.rewards for one in before[0]] == [one.rewards for one in stored] == before[3]
-    assert before[2]["b/count"] == [one.rewards.get("b/count") for one in stored] and len(before[4]) == 20
-    with SampleStore(tmp_path) as store:  # as a run does that is resumed
-        assert seen() == before
-        store.write([sample(1, rewards={"a": 1.0})])
-        store.truncate_after(0, ["train"])
-    assert seen() == before
-    with closing(sqlite3.connect(tmp_path / INDEX)) as now:
-        assert now.execute("SELECT count(*) FROM rewards").fetchone() < (len(rows),)
-        assert not now.execute("SELECT name FROM sqlite_master WHERE type = 'index' AND sql IS NOT NULL").fetchall()
