@@ -32,6 +32,11 @@ def comfyui_as_diffusers(layer: str) -> str:
     return f"transformer.{layer}"
 
 
+UNMASKED = ("flash", "sage", "xformers")
+"""Parts of the names of attention backends through which diffusers cannot mask: the first two take no masks, and to
+xformers it hands them as numbers that are added, 1 and 0 (0.42)."""
+
+
 @dataclass(frozen=True)
 class Family:
     """Facts of a model family.
@@ -116,6 +121,18 @@ class Family:
         if self.guidance == "embedded" and (self.true_cfg_scale or 1.0) <= 1:
             return "whose guidance is a number that the network is given, where model.true_cfg_scale is null"
         return None
+
+    def require_masks(self, attention: str | None) -> None:
+        """Refuse an attention backend that would leave the padding of this family's prompts unmasked.
+
+        Raises:
+            ConfigError: names those that mask.
+        """
+        if self.masks_prompts and any(kind in (attention or "") for kind in UNMASKED):
+            raise ConfigError(
+                f"model.attention must be able to mask the padding of {self.name}'s prompts. Got {attention!r}. "
+                "Choose native, _native_cudnn or _native_efficient."
+            )
 
     def require_packages(self) -> None:
         """Refuse to load where a package is missing.

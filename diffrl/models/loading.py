@@ -14,6 +14,7 @@ from diffrl.models.adapter import ModelAdapter
 from diffrl.models.families import FAMILIES, Family, find_family, require_pipeline
 from diffrl.models.hub import fetch, is_here, loading_problem, pipeline_class_of
 from diffrl.models.placement import Placement
+from diffrl.models.published import published_pipeline
 from diffrl.models.shipped import SETTINGS_FILE, shipped_settings
 from diffrl.models.vetting import vet_pipeline
 from diffrl.registry import resolve
@@ -39,12 +40,17 @@ def choose_device(name: str) -> torch.device:
 
 
 def check_pipeline_directory(family: Family, path: str, variant: str | None = None) -> None:
-    """Refuse a local path that is no diffusers directory of one of the family's pipeline classes; hub ids pass.
+    """Refuse a path that is no diffusers directory of one of the family's pipeline classes.
+
+    A name on the hub passes if its class is the family's, or not known here.
 
     Raises:
         ConfigError: says what was found instead.
     """
     if not is_here(path):
+        known = published_pipeline(path)
+        if known is not None:
+            require_pipeline(family, known.name, path)
         return
     directory = pipeline_folder(path)
     index = directory / "model_index.json"

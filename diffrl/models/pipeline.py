@@ -30,9 +30,6 @@ if TYPE_CHECKING:
 EMPTY = "negative_"
 """Prefix of the conditioning of the negative prompt, for classifier-free guidance; it is empty unless one is given."""
 
-UNMASKED = ("flash", "sage", "xformers")
-"""Parts of the names of attention backends through which diffusers cannot mask the padding of prompts."""
-
 
 class PipelineAdapter(ABC):
     """A diffusers pipeline as velocities over sigmas; a family adds how prompts are encoded and the network is called.
@@ -113,12 +110,7 @@ class PipelineAdapter(ABC):
         from diffrl.models.base_precision import quantise_base
         from diffrl.models.placement import align, block_gradients, compile_blocks, set_attention, try_attention
 
-        # The first two take no masks; to xformers diffusers hands them as numbers that are added, 1 and 0 (0.42).
-        if self.family.masks_prompts and any(kind in (placement.attention or "") for kind in UNMASKED):
-            raise ConfigError(
-                f"model.attention must be able to mask the padding of {self.family.name}'s prompts. Got "
-                f"{placement.attention!r}. Choose native, _native_cudnn or _native_efficient."
-            )
+        self.family.require_masks(placement.attention)
         self.placement = placement
         if placement.base_precision is not None:
             for module in self.trainable_modules().values():

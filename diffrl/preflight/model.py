@@ -44,6 +44,7 @@ def dry_model(preview: Preview) -> str:
     m = preview.config.model
     check_pipeline_directory(m.facts, m.path, m.variant)
     refuse_distilled(m.facts, m.path, m.allow_distilled)
+    m.facts.require_masks(m.attention)
     where = f"{m.path} ({' or '.join(m.facts.pipelines)}), {whereabouts(m.path)}"
     return below(where, weight_notes(pipeline_folder(m.path), m.variant))
 

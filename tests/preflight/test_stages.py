@@ -5,12 +5,14 @@ import copy
 import pytest
 
 from diffrl import lifecycle
-from diffrl.config.load import make_config
+from diffrl.config.load import load_config, make_config
 from diffrl.errors import DiffrlError
 from diffrl.preflight import stages
 from diffrl.preflight.check import check_config
+from diffrl.preflight.machine import target_machine
 from diffrl.preflight.preview import Preview
 from diffrl.preflight.stages import Stage, open_session
+from tests.conftest import ROOT
 from tests.training.harness import settings, start
 
 WORN_OUT = {"name": "shapes", "options": {"colour": "red"}}
@@ -25,6 +27,7 @@ BROKEN = {
     "a held-out reward's option": {"eval": {"rewards": [WORN_OUT], "samples": 5, "steps": 3}},
     "a reward of videos": {"rewards": [{"name": "moving_shapes"}]},
     "a pipeline that is not there": {"model": {"path": "nowhere/at/all"}},
+    "another family's pipeline, known by its name": {"model": {"path": "Tongyi-MAI/Z-Image", "lora": None}},
     "layers that the network lacks": {"model": {"lora": {"rank": 2, "targets": ["no_such_layer"]}}},
     "a LoRA that is not there": {"model": {"lora": {"rank": 2, "start": {"path": "no.safetensors"}}}},
     "a run that is not there": {"model": {"init_from": {"run": "no/run", "step": 2}}},
@@ -90,3 +93,9 @@ def test_what_check_passes_opens(random_sd3, tmp_path):
 def test_a_world_that_cannot_share_the_batch_is_refused_by_check(random_sd3, tmp_path):
     config = make_config(settings(random_sd3, tmp_path))
     assert "multiple of the number of processes" in message_of(lambda: check_config(config, processes=3))
+
+
+def test_attention_without_masks_is_refused_for_another_gpu_too():
+    config = load_config(ROOT / "configs/z_image/diffrl.yaml", ["model.attention=flash"])
+    message = message_of(lambda: check_config(config, target=target_machine("h100", None)))
+    assert "mask the padding of z_image's prompts. Got 'flash'" in message
