@@ -67,7 +67,7 @@ class Pipeline:
     options: Values
 
     def assemble(self, parts: Mapping[str, Any]) -> Any:
-        """Return the diffusers pipeline of these parts and its own scheduler; all other parts are None, or know nothing."""
+        """Return the diffusers pipeline of these parts and its own scheduler; other parts are None, or know nothing."""
         made = getattr(importlib.import_module("diffusers"), self.name)
         parts, chosen = {"scheduler": self.scheduler.build(), **parts}, {}
         for name, parameter in list(inspect.signature(made.__init__).parameters.items())[1:]:

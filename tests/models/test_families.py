@@ -107,8 +107,7 @@ def stock_options(adapter, guidance_scale, steps):
     """Arguments by which the stock pipeline draws `PROMPTS` as small as the tiny pipeline does."""
     facts, settings = adapter.family, tiny_settings(adapter.pipeline)
     options = {"height": 32, "width": 32, "num_inference_steps": steps}
-    if "max_sequence_length" in inspect.signature(type(adapter.pipeline).__call__).parameters:
-        options["max_sequence_length"] = adapter.max_sequence_length
+    options |= {"max_sequence_length": adapter.max_sequence_length}
     for name, value in facts.stock_options:  # a text for every prompt of a call
         options[name] = [value] * len(PROMPTS) if isinstance(value, str) and not facts.edits else value
     options[facts.guidance_argument] = guidance_scale + facts.guidance_offset

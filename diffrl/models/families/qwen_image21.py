@@ -37,6 +37,7 @@ FAMILY = Family(
     exclude=("img_in", "txt_in", "time_text_embed", "modulation", "norm_out", "proj_out"),
     negative_prompt="",
     stock_options=(("negative_prompt", ""),),
+    stock_lines=(("max_sequence_length", ""),),  # the stock pipeline has no such length: it cuts nothing
     guidance_argument="true_cfg_scale",
     masks_prompts=True,
     comfyui=comfyui_as_diffusers,
@@ -80,9 +81,7 @@ class QwenImage21Adapter(PackedPictureAdapter):
 
     def encode_prompts(self, prompts: Sequence[str]) -> Conditioning:
         """Return embeddings (B, L, D), zeros after their ends, and masks (B, L), of prompts and the negative prompt."""
-        with self.on_device("text_encoder"):
-            tensors = self._encode(list(prompts))
-            return self.with_empty(tensors, {} if self.empty_prompt_cached else self._encode([self.negative_prompt]))
+        return self.encode_beside_empty(prompts, self._encode)
 
     def _encode(self, prompts: list[str]) -> dict[str, Tensor]:
         """Return the stock encoding, as long as the longest of `prompts`, padded to `max_sequence_length` or cut."""
