@@ -98,8 +98,8 @@ class OwnLengths(QwenImage21AttnProcessor):  # type: ignore[misc]
             return attended
 
         text = attend(query[:, :words], words, seen[..., :words] & causal)
-        picture = attend(query[:, words:], key.shape[1], seen)
-        joined = torch.cat([text, picture], dim=1).flatten(2, 3).type_as(query)
+        image = attend(query[:, words:], key.shape[1], seen)
+        joined = torch.cat([text, image], dim=1).flatten(2, 3).type_as(query)
         output: Tensor = attn.to_out[1](attn.to_out[0](joined))
         return output
 
