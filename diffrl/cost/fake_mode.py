@@ -9,6 +9,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 READ = torch.ops.aten._local_scalar_dense.default
 ALL = (torch.ops.aten.all.default, torch.ops.aten.all.dim)
 NOT = torch.ops.aten.bitwise_not.default
+NUMBER = torch.ops.aten.scalar_tensor.default
 INDEXING = (torch.ops.aten.index.Tensor, torch.ops.aten.index_put_.default, torch.ops.aten.index_put.default)
 
 

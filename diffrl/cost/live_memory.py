@@ -21,7 +21,7 @@ from torch.utils._pytree import tree_leaves
 from torch.utils.flop_counter import flop_registry
 
 from diffrl.cost.cuda_rules import cuda_rules
-from diffrl.cost.fake_mode import ALL, INDEXING, NOT, READ, FakeMode, negate, rows_of
+from diffrl.cost.fake_mode import ALL, INDEXING, NOT, NUMBER, READ, FakeMode, negate, rows_of
 
 
 class FusedNorm(torch.autograd.Function):
@@ -65,7 +65,8 @@ class LiveMemory(FakeMode):
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
         tensors = [leaf for leaf in tree_leaves((args, kwargs)) if isinstance(leaf, torch.Tensor)]
-        if tensors and not any(isinstance(tensor, FakeTensor) for tensor in tensors):  # masks, which networks read
+        known = tensors and not any(isinstance(tensor, FakeTensor) for tensor in tensors)  # masks, which networks read
+        if known or (func is NUMBER and kwargs.get("dtype") == torch.int64):
             with unset_fake_temporarily():
                 return func(*args, **kwargs)
         if func is READ and tensors:

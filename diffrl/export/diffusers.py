@@ -156,6 +156,7 @@ def _stock_call(model: AlignedModel) -> tuple[list[str], str]:
         **dict(facts.stock_options),
     }
     lines = [line.format(options.pop(name)) for name, line in facts.stock_lines if name in options]
+    lines = [line for line in lines if line]
     names = {"frames": "num_frames"}
     image = ""
     if isinstance(adapter, EditingAdapter):

@@ -58,7 +58,7 @@ class Family:
         max_sequence_length: text tokens of a prompt that the stock pipeline takes by default.
         stock_options: arguments that a call of the stock pipeline needs to draw what diffrl draws.
         stock_lines: what is no argument of a call of the stock pipeline, by the name that diffrl has for it: a line to
-            set it before the call, in which `pipeline` is the pipeline and {} the value.
+            set it before the call, in which `pipeline` is the pipeline and {} the value; "" if nothing sets it.
         lora_loader: the class of `diffusers.loaders` that reads and writes its LoRAs, where the pipeline class is none.
         true_cfg_scale: of classifier-free guidance beside an embedded one (Kontext's `true_cfg_scale`), which asks the
             network about the empty prompt too where it is above 1; None where there is no such thing.

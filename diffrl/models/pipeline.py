@@ -318,9 +318,13 @@ class PipelineAdapter(ABC):
         elif any(weight.ndim == 5 for weight in vae.parameters()):  # an encoder of videos takes images as one frame
             pixels = pixels.unsqueeze(2)
         with self.on_device("vae") as device:
-            encoded = vae.encode(pixels.to(device, vae.dtype))
+            encoded = vae.encode(self.vae_input(pixels).to(device, vae.dtype))
         latents: Tensor = encoded.latent_dist.mode() if "latent_dist" in encoded else encoded.latent
         return self.pack(scaled(latents.float(), vae.config)).to(self.placement.device)
+
+    def vae_input(self, pixels: Tensor) -> Tensor:
+        """Return what the encoder takes of images in [-1, 1]: here, the images."""
+        return pixels
 
     def vae_output(self, latents: Tensor) -> Tensor:
         """Return what the decoder makes of latents in its own units: in [-1, 1], on the device."""

@@ -67,7 +67,7 @@ class Pipeline:
     options: Values
 
     def assemble(self, parts: Mapping[str, Any]) -> Any:
-        """Return the diffusers pipeline of these parts and its own scheduler; all other parts are None."""
+        """Return the diffusers pipeline of these parts and its own scheduler; other parts are None, or know nothing."""
         made = getattr(importlib.import_module("diffusers"), self.name)
         parts, chosen = {"scheduler": self.scheduler.build(), **parts}, {}
         for name, parameter in list(inspect.signature(made.__init__).parameters.items())[1:]:
@@ -76,8 +76,21 @@ class Pipeline:
             elif _is_plain(self.options.get(name)):
                 chosen[name] = self.options[name]
             elif parameter.default is parameter.empty:
-                chosen[name] = None
+                chosen[name] = _NoProcessor() if name == "processor" else None
         return made(**chosen)
+
+
+class _NoProcessor:
+    """What Qwen-Image 2.1's pipeline asks of its processor where it is made: tokens of its own sentences."""
+
+    def __init__(self) -> None:
+        self.tokenizer = self
+
+    def apply_chat_template(self, *_: Any, **__: Any) -> list[list[int]]:
+        return [[]]
+
+    def encode(self, _: str) -> list[int]:
+        return [0]
 
 
 def _is_plain(option: Any) -> bool:

@@ -244,9 +244,9 @@ def _qwen_vl_text(vocabulary: int, layers: int, width: int) -> dict[str, Any]:
     }
 
 
-def build_qwen3_vl(vocabulary: int, layers: int = 2, width: int = 32) -> nn.Module:
-    """Return a Qwen3-VL, (B, L) tokens to (B, L, width), whose tower for images is idle."""
-    from transformers import Qwen3VLConfig, Qwen3VLModel
+def build_qwen3_vl(vocabulary: int, layers: int = 2, width: int = 32, **tokens: int) -> nn.Module:
+    """Return a Qwen3-VL language model, (B, L) tokens to (B, L, width), whose tower for images is idle."""
+    from transformers import Qwen3VLConfig, Qwen3VLForConditionalGeneration
 
     text = {**_qwen_vl_text(vocabulary, layers, width), "head_dim": width // 2}
     vision = {
@@ -257,7 +257,8 @@ def build_qwen3_vl(vocabulary: int, layers: int = 2, width: int = 32) -> nn.Modu
         "out_hidden_size": width,
         "deepstack_visual_indexes": [0],
     }
-    model: nn.Module = Qwen3VLModel(Qwen3VLConfig(text_config=text, vision_config=vision))
+    config = Qwen3VLConfig(text_config=text, vision_config=vision, **tokens)
+    model: nn.Module = Qwen3VLForConditionalGeneration(config)
     return model
 
 

@@ -27,8 +27,6 @@ from tests.tiers import daily
 PROMPTS = ["a red circle", "two blue squares above a green triangle", "a black circle"]
 STEPS = 5
 GREY = Image.new("RGB", (32, 32), (128, 128, 128))
-ONE_EDIT = ("qwen_image_edit",)
-"""Families whose stock pipeline takes one prompt a call, and always an image with it."""
 GUIDED_BY_A_TEXT = [
     name
     for name, facts in FAMILIES.items()
@@ -98,6 +96,7 @@ def test_ode_and_decoding_equal_the_stock_pipeline_from_the_same_latents(random_
     torch.testing.assert_close(ours, stock, rtol=1e-4, atol=1e-5)
     assert (reached - latents).abs().mean() > 0.1
     decoded = adapter.decode(reached)
+    pictures = unlike(family).pictures(pictures)
     expected = torch.from_numpy((pictures * 255).round().astype("uint8")).movedim(-1, -3)
     assert decoded.dtype == torch.uint8 and decoded.shape == expected.shape
     assert (decoded.int() - expected.int()).abs().max() <= 1
@@ -135,8 +134,9 @@ def stock_of(adapter, guided, steps, negative=None):
         start = unlike(family).stock_latents(latents)
         given = copy.deepcopy(options)  # Z-Image's pipeline writes its chat template into the list of texts
         given |= {"prompt": list(PROMPTS), "latents": start.clone(), "output_type": output_type}
-        if family not in ONE_EDIT:
+        if not unlike(family).alone:
             return getattr(pipeline(**given), field)
+        given |= {name: text[0] for name, text in given.items() if isinstance(text, list)}
         calls = ({**given, "prompt": p, "latents": s[None]} for p, s in zip(PROMPTS, start.clone(), strict=True))
         drawn = [pipeline(**call).images for call in calls]
         return torch.cat(drawn) if output_type == "latent" else np.concatenate(drawn)
@@ -150,16 +150,15 @@ def test_in_bfloat16_the_network_gives_what_it_gives_the_stock_pipeline(random_p
     monkeypatch.setattr(importlib.import_module(QWEN_IMAGE_EDIT), "VAE_IMAGE_SIZE", 32 * 32)
     adapter = load_adapter(family, str(random_pipelines(family)), dtype="bfloat16")
     latents, _, stock_call = stock_of(adapter, False, 2)
-    given = []
+    known, given = unlike(family), []
     adapter.transformer.register_forward_hook(lambda network, inputs, output: given.append(output[0]))
     with torch.no_grad(), cuda_rules():
         adapter.velocity(latents, adapter.sigmas(2)[:1].expand(len(latents)), encoded(adapter, PROMPTS), 1.0)
-        ours = given[0]
+        ours = known.output(given[0])
         given.clear()
         stock_call("latent")
-        stock = torch.cat(given[::2]) if family in ONE_EDIT else given[0]
-    known = unlike(family)
-    ours, stock = known.output(ours), known.output(stock)
+        seen = given[::2] if known.alone else given[:1]  # of two steps the first, of each call
+        stock = known.output(seen[0]) if len(seen) == 1 else torch.cat([known.output(one) for one in seen])
     assert ours.dtype == stock.dtype == torch.bfloat16
     assert (ours - stock).norm() <= known.rounding * stock.norm()
 

@@ -19,6 +19,7 @@ SIZES = {
     "black-forest-labs/FLUX.2-klein-base-4B": (3_875_544_576, "4 B: model card"),
     "black-forest-labs/FLUX.2-klein-base-9B": (9_078_581_248, "9 B: model card"),
     "Qwen/Qwen-Image": (20_430_401_088, "20 B: arXiv 2508.02324"),
+    "Qwen/Qwen-Image-2.1": (7_115_124_736, "7 B: its makers' page"),
     "krea/Krea-2-Raw": (12_820_073_036, "12 to 12.9 B by their pages"),
     "Tongyi-MAI/Z-Image": (6_154_908_736, "6 B: model card"),
     "stabilityai/stable-diffusion-3-medium-diffusers": (2_028_328_000, "2 B: model card"),
@@ -46,6 +47,7 @@ OTHERS = {
     ("black-forest-labs/FLUX.2-klein-base-9B", "text_encoder"): 8_190_735_360,  # Qwen3 8B: 8.19 B
     ("Qwen/Qwen-Image", "text_encoder"): 8_292_166_656,  # Qwen2.5-VL 7B: 8.29 B in its files
     ("Qwen/Qwen-Image", "vae"): 126_892_531,  # Wan 2.1's: 127 M
+    ("Qwen/Qwen-Image-2.1", "text_encoder"): 8_767_123_696,  # Qwen3-VL 8B: 8.77 B
     ("krea/Krea-2-Raw", "text_encoder"): 4_437_815_808,  # Qwen3-VL 4B: 4.44 B, its head tied
     ("Tongyi-MAI/Z-Image", "text_encoder"): 4_022_468_096,  # Qwen3 4B: 4.02 B
     ("stabilityai/stable-diffusion-3.5-large", "text_encoder"): 123_650_304,  # with its projection

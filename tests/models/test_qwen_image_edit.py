@@ -17,7 +17,7 @@ from reward_models.media import from_pil as pixels
 from tests.edits import euler, image
 from tests.models.unlike import Unlike
 
-UNLIKE = Unlike(rounding=2**-9, waits={"to device": (2, 2, 3)})
+UNLIKE = Unlike(alone=True, rounding=2**-9, waits={"to device": (2, 2, 3)})
 """One edit is drawn a call there; diffusers copies to the device which tokens are an edit's source."""
 
 PROMPTS = ["make the circle red", "make the circle blue", "remove the square above it"]

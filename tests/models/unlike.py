@@ -16,6 +16,8 @@ class Unlike:
         output: what its network gives, as a tensor.
         stock_latents: latents as the stock call takes them.
         waits: what the network calls of three steps make the host wait for, by kind.
+        alone: whether its stock pipeline is asked for one sample a call; a batch would draw others.
+        pictures: what the stock call's pictures (B, H, W, channels) in [0, 1] look like.
         slow: whether a call takes so long that CI leaves it out where it adds little.
     """
 
@@ -23,6 +25,8 @@ class Unlike:
     output: Callable[[Any], Any] = lambda output: output
     stock_latents: Callable[[Any], Any] = lambda latents: latents
     waits: Mapping[str, tuple[int, int, int]] = field(default_factory=dict)
+    alone: bool = False
+    pictures: Callable[[Any], Any] = lambda pictures: pictures
     slow: bool = False
 
 

@@ -257,12 +257,15 @@ def test_kill_nine_at_several_moments(random_sd3, tmp_path, uninterrupted, runne
 def test_kill_nine_at_random_moments(random_sd3, tmp_path, uninterrupted, runner, seed):
     chance = random.Random(seed)
     config = write_config(long_run(random_sd3, tmp_path), tmp_path / "config.yaml")
-    for _ in range(12):
+
+    def command():  # a busy machine may have begun no run within any of the waits
         known = (tmp_path / "run/config.yaml").exists()
-        arguments = ["train", "--resume", tmp_path / "run"] if known else ["train", config]
-        if run_until(runner, lambda: time.sleep(chance.uniform(0.0, 1.5)), signal.SIGKILL, *arguments) == 0:
+        return ["train", "--resume", tmp_path / "run"] if known else ["train", config]
+
+    for _ in range(12):
+        if run_until(runner, lambda: time.sleep(chance.uniform(0.0, 1.5)), signal.SIGKILL, *command()) == 0:
             break
-    assert run_through(runner, "train", "--resume", tmp_path / "run") == 0
+    assert run_through(runner, *command()) == 0
     assert_same_run(tmp_path / "run", uninterrupted)
 
 

@@ -153,7 +153,7 @@ def build_tiny(words: Sequence[str]) -> Any:
             use_dynamic_shifting=True, base_shift=0.5, max_shift=1.15, max_image_seq_len=6400
         ),
         vae=tiny.build_qwen_vae(),
-        text_encoder=tiny.build_qwen3_vl(len(tokenizer), layers=3),
+        text_encoder=tiny.build_qwen3_vl(len(tokenizer), layers=3).model,
         tokenizer=tokenizer,
         transformer=transformer,
         text_encoder_select_layers=(1, 2, 3),

@@ -130,6 +130,13 @@ TEMPLATE = (
 VISION = ("<|vision_start|>", "<|vision_end|>", "<|image_pad|>", "<|video_pad|>")
 
 
+def token_ids(tokenizer: Any) -> dict[str, int]:
+    """Return the ids of the tokens that stand for pictures, as a text encoder's config names them."""
+    return {
+        f"{name.strip('<|>').removesuffix('_pad')}_token_id": tokenizer.convert_tokens_to_ids(name) for name in VISION
+    }
+
+
 def build_tiny(words: Sequence[str]) -> Any:
     """Return a `QwenImageEditPlusPipeline` for 32 x 32 pictures, its source's tokens modulated apart as in 2511."""
     from diffusers import QwenImageEditPlusPipeline
@@ -141,10 +148,7 @@ def build_tiny(words: Sequence[str]) -> Any:
     tokenizer = tiny.build_qwen_tokenizer(words, TEMPLATE, more=VISION)
     parts = qwen_image.build_tiny(words, zero_cond_t=True).components
     parts["tokenizer"] = tokenizer
-    ids = {
-        f"{name.strip('<|>').removesuffix('_pad')}_token_id": tokenizer.convert_tokens_to_ids(name) for name in VISION
-    }
-    parts["text_encoder"] = tiny.build_qwen_vl(len(tokenizer), **ids)
+    parts["text_encoder"] = tiny.build_qwen_vl(len(tokenizer), **token_ids(tokenizer))
     size = {"min_pixels": 28 * 28, "max_pixels": 60 * 60}  # four tokens of a square image, 196 of the published ones
     processor = Qwen2VLProcessor(Qwen2VLImageProcessor(**size), tokenizer, Qwen2VLVideoProcessor(**size))
     return QwenImageEditPlusPipeline(**parts, processor=processor)
