@@ -258,11 +258,8 @@ def regimes(world: str) -> Group:
     return Group(arms, 20_000, 6, questions, evals=1, guidance=(3.0,))
 
 
-LATER = {
-    "shapes": ("mix_grpo", "dance_grpo", "tp_grpo", "branch_grpo_mix", "diffrl_nft"),
-    "words": ("branch_grpo",),
-}
-"""By world: methods that were searched after the others, and measured at one budget."""
+LATER = ("mix_grpo", "dance_grpo", "tp_grpo", "branch_grpo_mix", "diffrl_nft")
+"""Methods that were searched after the others, and measured at one budget."""
 
 
 def equally_tuned(world: str, regime: str, budget: int, seeds: int, searched: int = BUDGET) -> Group:
@@ -274,7 +271,7 @@ def equally_tuned(world: str, regime: str, budget: int, seeds: int, searched: in
     arms = {
         method: f"{space.settings(best(method, trials)[0], world, regime)} {UNSEEN}"
         for method, space in SPACES.items()
-        if any(trial["method"] == method for trial in trials) and (budget == searched or method not in LATER[world])
+        if any(trial["method"] == method for trial in trials) and (budget == searched or method not in LATER)
     }
     questions = {"Does diffrl pay, all tuned alike?": tuple((label, "diffrl") for label in arms if label != "diffrl")}
     return Group(arms, budget, seeds, questions, evals=1, own_noise=True)
@@ -309,7 +306,7 @@ PRESETS = {
     "chains, dgpo": "dgpo",
     "chains, grpo": "flow_grpo",
     "guidance distilled": "guidance distilled, no reward",
-    **{name: name for name in ("diffrl", "art", "awm", "flow_grpo", "branch_grpo", "sol_rl", "chain", *LATER["shapes"])},
+    **{name: name for name in ("diffrl", "art", "awm", "flow_grpo", "branch_grpo", "sol_rl", "chain", *LATER)},
 }
 """Arms of any group, and the preset that each is of."""
 
