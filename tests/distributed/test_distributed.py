@@ -96,14 +96,6 @@ def exploring_run(pipeline, directory):
     return data
 
 
-def chain_run(pipeline, directory):
-    """Whole families of a pool of trees, their number no multiple of a tree's leaves; turning points."""
-    data = exploring_run(pipeline, directory) | {"objective": {"kind": "grpo", "clip": 1e-3, "kl": 0.0}}
-    data["rollout"]["explore"] |= {"select": "family_contrast", "keep": 6}
-    data["credit"] = FUSED | {"reward": "turning_point", "value": "leaves"}
-    return data
-
-
 def tilt_run(pipeline, directory):
     """Tree tilt; one of the ranks' prompts has no direction, so that rank joins with nothing."""
     data = idle_rank_run(pipeline, directory) | {"objective": {"kind": "tilt"}, "credit": {}}
@@ -190,8 +182,6 @@ def both_ways(makers, pipeline, directory):
 FORESTS = {
     "idle": idle_rank_run,
     "exploring": exploring_run,
-    "chain": chain_run,
-    "tilt": tilt_run,
     "nodes": nodes_run,
     "art": art_run,
     "grouped": group_run,
@@ -221,7 +211,7 @@ def test_runs_of_two_processes_are_those_of_one(forests, name):
             *("reward/mean", "update/loss", "update/grad_norm", "update/direction", "fidelity/tau"),
             *("pairs/accuracy", "pairs/margin"),
         }:
-            cancels = name in ("tilt", "grouped", "networks") and key == "update/loss"
+            cancels = name in ("grouped", "networks") and key == "update/loss"
             # and a pixel that rounds otherwise is 1e-4 of an advantage
             assert row[key] == pytest.approx(other[key], rel=1e-3, abs=1e-5 if cancels else 1e-7), key
     if name == "recovering":

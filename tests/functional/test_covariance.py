@@ -62,6 +62,13 @@ def test_what_does_not_fit_is_refused(wrong):
 # --- the variance between children ------------------------------------------------------------------------------------
 
 
+def contrast(*children):
+    """Of one node, from the advantages below each child."""
+    advantage = torch.tensor([a for child in children for a in child], dtype=torch.float64)
+    child = torch.arange(len(children)).repeat_interleave(torch.tensor([len(child) for child in children]))
+    return float(between_variance(advantage, torch.zeros_like(child), child, 1)[0])
+
+
 def test_the_variance_between_children_by_loops():
     advantage = leaves()[1]
     found = between_variance(advantage, NODE, CHILD, 4)
@@ -80,6 +87,14 @@ def test_the_variance_between_children_by_loops():
         within = sum((a - values[c]) ** 2 for c, child in below.items() for a in child) / (m - k) if m > k else 0.0
         size = (m - sum(len(child) ** 2 for child in below.values()) / m) / (k - 1)
         assert float(found[n]) == pytest.approx(max(0.0, (between - within) / size), abs=1e-12)
+
+
+def test_the_variance_between_children_by_hand():
+    assert contrast([1, 3], [5, 7], [9, 11]) == pytest.approx((32 - 2) / 2)
+    assert contrast([0, 2, 4], [10]) == pytest.approx((48 - 4) / 1.5)  # m0 = 4 - (9 + 1) / 4
+    assert contrast([1, 1], [4, 4, 4]) == pytest.approx((6 / 5 * 9) / (12 / 5))  # nothing within
+    assert contrast([1, 3], [3, 1]) == 0 == contrast([1, 9], [3, 5])  # equal values; a spread that explains more
+    assert contrast([1, 2, 3]) == 0 == contrast([2], [2], [2])
 
 
 def test_neither_order_nor_a_constant_changes_it():

@@ -40,11 +40,6 @@ def make(precision, engine):
 
 
 class TestChoice:
-    @pytest.mark.parametrize("precision", ["bfloat16", "int8", "fp8"])
-    def test_auto_is_real(self, precision):
-        backend = find_backend(precision, "auto", CPU)
-        assert backend.real and backend.name == "torch"
-
     @pytest.mark.parametrize("precision", ["nvfp4", "mxfp8"])
     def test_auto_never_falls_back(self, precision, monkeypatch):
         monkeypatch.setattr("diffrl.precision.choice.sums_int8_exactly", lambda: True)
@@ -55,19 +50,6 @@ class TestChoice:
             "Got cpu. Set rollout.explore.engine: emulated (same numbers, no speed), or precision: fp8, int8 or "
             "bfloat16."
         )
-
-    @pytest.mark.parametrize(
-        ("precision", "found", "message"),
-        [
-            ("nvfp4", (9, 0), r"needs an NVIDIA GPU of compute capability 10.0 or more. Got NVIDIA X of 9.0. Set "),
-            ("mxfp8", (12, 0), r"mxfp8 cannot run here: torchao: .* torch multiplies MXFP8 there in some layouts only"),
-            ("fp8", (8, 6), r"8.9 or more. Got NVIDIA X of 8.6. Set .* precision: int8 or bfloat16.$"),
-        ],
-    )
-    def test_gpus_that_cannot(self, monkeypatch, precision, found, message):
-        pretend(monkeypatch, found)
-        with pytest.raises(ConfigError, match=message):
-            find_backend(precision, "auto", torch.device("cuda"))
 
     @pytest.mark.parametrize(
         ("precision", "found", "engine", "scaling"),

@@ -97,7 +97,6 @@ MOMENTS = {
     "before config.yaml is written": (run_module, "write_config", True),
     "after it": (run_module, "write_config", False),
     "while the former end is moved": (run_module, "note_resumption", True),
-    "before the first new iteration": (Trainer, "iterate", True),
 }
 
 
@@ -133,17 +132,6 @@ def test_before_its_end_it_goes_on_from_its_newest_checkpoint(random_sd3, tmp_pa
     assert [row["iteration"] for row in before] == [0, 1, 2, 3] and rows_of(tmp_path / "run/before-1") == before
     assert rates(tmp_path / "run")[2:] == pytest.approx(rates(straight)[2:])
     assert rows_of(tmp_path / "run")[:3] == before[:3] and len(rows_of(tmp_path / "run")) == LONG + 1
-
-
-@pytest.mark.long
-def test_before_its_first_checkpoint_it_begins_again_with_the_new_length(random_sd3, tmp_path, monkeypatch, straight):
-    with monkeypatch.context() as patch:
-        crash_at(patch, Trainer, "iterate", 2)
-        with pytest.raises(Crash):
-            start(of_length(7, random_sd3, tmp_path))
-    longer(tmp_path / "run")
-    assert rows_of(tmp_path / "run") == rows_of(straight)
-    assert last_checkpoint(tmp_path / "run") == last_checkpoint(straight)
 
 
 def test_fewer_iterations_than_are_trained_are_refused_and_nothing_is_touched(run, monkeypatch, capsys):

@@ -8,14 +8,7 @@ from rich.console import Console
 from diffrl import pulse
 from diffrl.terminal import watch
 from diffrl.terminal.progress import BLOCKS, Progress, sparkline
-from diffrl.terminal.watch import Counts, duration, watched
-
-
-@pytest.mark.parametrize(
-    ("seconds", "text"), [(0.4, "0s"), (59.4, "59s"), (60, "1m 00s"), (185.2, "3m 05s"), (7620, "2h 07m")]
-)
-def test_durations_read_as_people_say_them(seconds, text):
-    assert duration(seconds) == text
+from diffrl.terminal.watch import Counts, watched
 
 
 def test_a_curve_rises_where_its_values_do():
@@ -57,14 +50,6 @@ def test_other_ranks_are_silent_but_for_messages():
     assert written.getvalue() == "rank 1 has something to say\n"
 
 
-@pytest.mark.parametrize(("seconds", "rate"), [(0.25, "4.00 it/s"), (12.5, "12.5 s/it"), (125, "2m 05s/it")])
-def test_a_slow_rate_is_told_in_seconds_an_iteration(seconds, rate):
-    written = io.StringIO()
-    with Progress(Console(file=written, width=200), total=1) as progress:
-        progress.iteration(1, 0.1, seconds=seconds)
-    assert rate in written.getvalue()
-
-
 def test_counts_are_of_the_phase_for_the_network_and_of_the_whole_for_all_else():
     counts = Counts()
     with pulse.listening(counts):
@@ -103,13 +88,3 @@ def test_an_interrupted_command_says_what_it_leaves(capsys):
     with pytest.raises(KeyboardInterrupt), watched(Console(file=io.StringIO()), "drawing", lambda: "Two are kept."):
         raise KeyboardInterrupt
     assert "Two are kept." in capsys.readouterr().err
-
-
-def test_a_terminal_shows_how_far_an_iteration_is():
-    written = io.StringIO()
-    with Progress(Console(file=written, width=120, force_terminal=True), total=4) as progress:
-        pulse.begin("iteration 1", {"rollout": 60})
-        with pulse.phase("rollout"):
-            pulse.advance(pulse.NETWORK, 12)
-            progress.held_out(0, "strict 0.250")  # draws at once
-    assert "iteration 1: rollout, 12/60 network evaluations" in written.getvalue()
