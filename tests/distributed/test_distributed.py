@@ -307,17 +307,6 @@ def test_two_processes_resume(two, tmp_path):
 
 
 @pytest.mark.slow
-def test_prompts_that_cannot_be_shared_are_one_message(random_sd3, tmp_path):
-    data = shared_run(random_sd3, tmp_path)
-    data["prompts"]["per_iteration"] = 3
-    done = launch(write_config(data, tmp_path / "config.yaml"))
-    assert done.returncode != 0 and "exitcode  : 2 " in done.stderr  # the launcher's own code is 1
-    assert done.stderr.count("error: prompts.per_iteration must be a multiple of the number of processes.") == 1
-    assert "diffrl/" not in done.stderr.replace(str(ROOT / "scripts"), "")  # no traceback of ours
-    assert not (tmp_path / "run").exists()
-
-
-@pytest.mark.slow
 def test_a_process_whose_other_one_was_killed_says_so(random_sd3, tmp_path):
     data = settings(random_sd3, tmp_path, rewards=[{"name": "tests.training.scorers:DiesOnTheSecondRank"}])
     done = launch(write_config(data, tmp_path / "config.yaml"))
@@ -325,21 +314,6 @@ def test_a_process_whose_other_one_was_killed_says_so(random_sd3, tmp_path):
     assert done.stderr.count("error: Another process of this run has ended") == 1
     assert "diffrl/lifecycle.py" not in done.stderr  # no traceback of ours
     assert "Failed: DiffrlError: Another process" in (tmp_path / "run/log.txt").read_text()
-
-
-@pytest.mark.slow
-def test_an_image_that_one_rank_has_lost_ends_both_in_its_sentence(random_sd3, tmp_path):
-    """It goes after the first evaluation; three prompts in two iterations need each of the pairs."""
-    data = paired_run(random_sd3, tmp_path)
-    path = tmp_path / "votes" / "1-loser.webp"
-    data["eval"] = {"rewards": [{"name": "tests.training.scorers:Deletes", "options": {"path": str(path)}}]} | {
-        "samples": 2, "steps": 1,
-    }  # fmt: skip
-    data["prompts"] |= {"eval": "shapes:tune", "eval_on_train": False}
-    done = launch(write_config(data, tmp_path / "config.yaml"))
-    assert done.returncode != 0 and "1-loser.webp" in done.stderr
-    log = (tmp_path / "run/log.txt").read_text()
-    assert "An image of a pair cannot be used" in log and "Another process" not in log
 
 
 def sleeping(pipeline, directory, seconds, timeout, **train):

@@ -13,7 +13,7 @@ from diffrl.run import completion
 from diffrl.run.resume import is_complete
 from diffrl.run.summary import unplanned_evaluations
 from diffrl.training.loop import Trainer
-from tests.run.test_resume import Crash, crash_at
+from tests.run.test_resume import Crash, crashing
 from tests.tiers import daily
 from tests.training.harness import go_on, last_checkpoint, rows_of, samples_of, settings, start, summary_of
 
@@ -101,12 +101,10 @@ MOMENTS = {
 
 
 @pytest.mark.parametrize("moment", daily(MOMENTS, ["after it"]))
-def test_a_kill_on_the_way_loses_nothing(run, finished, tmp_path, monkeypatch, moment):
+def test_a_kill_on_the_way_loses_nothing(run, finished, tmp_path, moment):
     owner, name, before = MOMENTS[moment]
-    with monkeypatch.context() as patch:
-        crash_at(patch, owner, name, 1, before)
-        with pytest.raises(Crash):
-            longer(run)
+    with crashing(owner, name, 1, before):
+        longer(run)
     if "before config" in moment:
         assert iterations_of(run) == END
         assert "is finished" in go_on(run)
@@ -120,12 +118,10 @@ def test_a_kill_on_the_way_loses_nothing(run, finished, tmp_path, monkeypatch, m
     assert rows_of(run) == rows_of(other) and last_checkpoint(run) == last_checkpoint(other)
 
 
-def test_before_its_end_it_goes_on_from_its_newest_checkpoint(random_sd3, tmp_path, monkeypatch, straight):
+def test_before_its_end_it_goes_on_from_its_newest_checkpoint(random_sd3, tmp_path, straight):
     """Planned for 7, killed in the fourth, shortened to 5: the third was trained at another rate, and is kept."""
-    with monkeypatch.context() as patch:
-        crash_at(patch, Trainer, "iterate", 4)
-        with pytest.raises(Crash):
-            start(of_length(7, random_sd3, tmp_path))
+    with crashing(Trainer, "iterate", 4):
+        start(of_length(7, random_sd3, tmp_path))
     before = rows_of(tmp_path / "run")
     said = longer(tmp_path / "run")
     assert "5 iterations are to be trained in place of 7." in said and "from iteration 2 of 5" in said

@@ -16,7 +16,7 @@ from diffrl.preflight.check import check_config
 from diffrl.run.start_weights import pin_initial, restore_initial
 from diffrl.training.loop import Trainer
 from tests.conftest import WORDS
-from tests.run.test_resume import Crash, crash_at
+from tests.run.test_resume import crashing
 from tests.tiers import daily
 from tests.training.harness import assert_same_run, go_on, make_run, make_trainer, rows_of, settings, start
 
@@ -149,13 +149,11 @@ def test_an_exported_lora_goes_on_where_its_run_was(random_sd3, tmp_path, lora):
     assert kept["path"] == str(tmp_path / "exported") and len(kept["sha256"]) == 64
 
 
-def test_killed_before_its_first_checkpoint_it_begins_with_the_same(random_sd3, tmp_path, lora, monkeypatch):
+def test_killed_before_its_first_checkpoint_it_begins_with_the_same(random_sd3, tmp_path, lora):
     path = shutil.copyfile(lora, tmp_path / "mine.safetensors")
     straight, _ = start(of(random_sd3, tmp_path / "straight", path))
-    with monkeypatch.context() as patch:
-        crash_at(patch, Trainer, "iterate", 2)
-        with pytest.raises(Crash):
-            start(of(random_sd3, tmp_path / "killed", path))
+    with crashing(Trainer, "iterate", 2):
+        start(of(random_sd3, tmp_path / "killed", path))
     run = tmp_path / "killed/run"
     save_file({name: 2 * tensor for name, tensor in load_file(path).items()}, path)
     with pytest.raises(ConfigError, match="it is another LoRA now"):

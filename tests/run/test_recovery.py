@@ -17,7 +17,7 @@ from diffrl.run.checkpoints import HEALTHY, NEWEST, Choice, choose_checkpoint
 from diffrl.run.resume import require_state
 from diffrl.tracking.health import health_of, read_health
 from diffrl.training.loop import Trainer
-from tests.run.test_resume import Crash, crash_at, run_through, run_until, runner  # noqa: F401
+from tests.run.test_resume import crashing
 from tests.tiers import daily
 from tests.training.harness import BRIGHTNESS, assert_same_run, go_on, rows_of, settings, start
 
@@ -124,16 +124,14 @@ MOMENTS = {
 
 
 @pytest.mark.parametrize("moment", daily(list(MOMENTS), ["before the weights are back", "in the next iteration"]))
-def test_killed_around_it_the_run_is_the_same(random_sd3, tmp_path, monkeypatch, uninterrupted, moment):
-    with monkeypatch.context() as patch:
-        crash_at(patch, *MOMENTS[moment])
-        with pytest.raises(Crash):
-            start(between_checkpoints(random_sd3, tmp_path))
+def test_killed_around_it_the_run_is_the_same(random_sd3, tmp_path, uninterrupted, moment):
+    with crashing(*MOMENTS[moment]):
+        start(between_checkpoints(random_sd3, tmp_path))
     go_on(tmp_path / "run")
     assert_same_run(tmp_path / "run", uninterrupted)
 
 
-def test_trees_are_drawn_with_the_weights_that_it_went_back_to(random_sd3, tmp_path, monkeypatch):
+def test_trees_are_drawn_with_the_weights_that_it_went_back_to(random_sd3, tmp_path):
     """A copy that gets weights every fourth iteration; a crash after the recovery finds the same ones."""
     rollout = {
         "steps": 5,
@@ -152,10 +150,8 @@ def test_trees_are_drawn_with_the_weights_that_it_went_back_to(random_sd3, tmp_p
 
     straight, _ = start(data("straight"))
     assert [row.get("sentinel/back_to") for row in rows_of(straight)] == [None, None, 0, None, None, None]
-    with monkeypatch.context() as patch:
-        crash_at(patch, Trainer, "iterate", 4)
-        with pytest.raises(Crash):
-            start(data("killed"))
+    with crashing(Trainer, "iterate", 4):
+        start(data("killed"))
     go_on(tmp_path / "killed/run")
     assert_same_run(tmp_path / "killed/run", straight)
 

@@ -8,6 +8,7 @@ import signal
 import subprocess
 import sys
 import time
+from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
@@ -119,6 +120,14 @@ def crash_at(monkeypatch, owner, name, call, before=True):
     monkeypatch.setattr(owner, name, crashing)
 
 
+@contextmanager
+def crashing(owner, name, call, before=True):
+    """Inside, a run is started that ends there."""
+    with pytest.MonkeyPatch.context() as patch, pytest.raises(Crash):
+        crash_at(patch, owner, name, call, before)
+        yield
+
+
 MOMENTS = {
     "before the first checkpoint": (Trainer, "iterate", 2, True),
     "after the samples, before the metrics": (journal.Journal, "train_samples", 3, False),
@@ -128,11 +137,9 @@ MOMENTS = {
 
 
 @pytest.mark.parametrize("moment", daily(MOMENTS, list(MOMENTS)[1:3]))
-def test_a_crash_changes_nothing(random_sd3, tmp_path, monkeypatch, uninterrupted, moment):
-    with monkeypatch.context() as patch:
-        crash_at(patch, *MOMENTS[moment])
-        with pytest.raises(Crash):
-            start(long_run(random_sd3, tmp_path), drawn="summary" in moment)
+def test_a_crash_changes_nothing(random_sd3, tmp_path, uninterrupted, moment):
+    with crashing(*MOMENTS[moment]):
+        start(long_run(random_sd3, tmp_path), drawn="summary" in moment)
     said = go_on(tmp_path / "run")
     if "first" in moment:
         assert "before its first checkpoint: it starts again from the beginning" in said
@@ -143,7 +150,7 @@ def test_a_crash_changes_nothing(random_sd3, tmp_path, monkeypatch, uninterrupte
     assert_same_run(tmp_path / "run", uninterrupted)
 
 
-def test_guards_go_on_counting(random_sd3, tmp_path, monkeypatch):
+def test_guards_go_on_counting(random_sd3, tmp_path):
     data = settings(
         random_sd3,
         tmp_path,
@@ -151,10 +158,8 @@ def test_guards_go_on_counting(random_sd3, tmp_path, monkeypatch):
         guards={"collapsed_spread": {"action": "stop", "patience": 3}},
     )
     data["run"]["iterations"] = 5
-    with monkeypatch.context() as patch:
-        crash_at(patch, Trainer, "iterate", 3)
-        with pytest.raises(Crash):
-            start(data)
+    with crashing(Trainer, "iterate", 3):
+        start(data)
     with pytest.raises(GuardStop, match="In 3 iterations in a row"):
         go_on(tmp_path / "run")
     assert [row["iteration"] for row in rows_of(tmp_path / "run")] == [0, 1, 2]

@@ -12,7 +12,7 @@ from diffrl.precision.choice import sums_int8_exactly
 from diffrl.rollout.tree import plan_forest
 from diffrl.training.drawing import FidelityWatch, mean_cosine, taught
 from diffrl.training.loop import Trainer
-from tests.run.test_resume import Crash, assert_same_run, crash_at
+from tests.run.test_resume import assert_same_run, crashing
 from tests.training.harness import flat, go_on, make_run, make_trainer, start, weights_of
 from tests.training.test_tilt_training import LORA, tilt_data
 
@@ -86,14 +86,12 @@ def test_the_weights_that_draw_are_those_of_the_last_transfer(random_sd3, tmp_pa
     assert not torch.equal(before[0], before[3])
 
 
-def test_a_run_whose_copy_lags_resumes_bit_for_bit(random_sd3, tmp_path, monkeypatch):
+def test_a_run_whose_copy_lags_resumes_bit_for_bit(random_sd3, tmp_path):
     draw = INT8 | {"sync_every": 3, "fidelity": {"every": 2}}
     every = {"iterations": 5, "checkpoint_every": 1}
     straight, _ = start(drawn_data(random_sd3, tmp_path / "straight", draw, run=every))
-    with monkeypatch.context() as patched:
-        crash_at(patched, Trainer, "iterate", 3)
-        with pytest.raises(Crash):
-            start(drawn_data(random_sd3, tmp_path / "broken", draw, run=every))
+    with crashing(Trainer, "iterate", 3):
+        start(drawn_data(random_sd3, tmp_path / "broken", draw, run=every))
     broken = tmp_path / "broken" / "run"
     go_on(broken)
     assert_same_run(broken, straight)
@@ -102,7 +100,7 @@ def test_a_run_whose_copy_lags_resumes_bit_for_bit(random_sd3, tmp_path, monkeyp
 # --- audits ----------------------------------------------------------------------------------------------------------
 
 
-def test_a_copy_that_computes_as_the_policy_teaches_the_same(random_sd3, tmp_path, monkeypatch):
+def test_a_copy_that_computes_as_the_policy_teaches_the_same(random_sd3, tmp_path):
     """The policy in the copy's place: cosine 1, error 0."""
     trainer = make_trainer(drawn_data(random_sd3, tmp_path, INT8))
     trainer.session.copy.module = trainer.session.adapter.transformer

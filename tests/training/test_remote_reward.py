@@ -13,7 +13,7 @@ from diffrl.errors import ConfigError
 from diffrl.preflight.preview import Preview
 from diffrl.preflight.stages import open_session
 from tests.patience import LONG, held_port, until
-from tests.training.harness import go_on, rows_of, samples_of, settings, start, write_config
+from tests.training.harness import go_on, rows_of, settings, start, write_config
 
 SERVER = """
 import sys
@@ -66,14 +66,6 @@ def reward(*servers, **options):
     urls = [one.url for one in servers]
     patient = {"timeout": [30, 60], "retries": 1, "backoff": 0.05, "deadline": LONG, "wait": 60} | options
     return {"name": "remote", "label": "shapes", "options": {"urls": urls, "reward": "shapes", **patient}}
-
-
-@pytest.mark.long
-def test_the_run_is_the_same_as_with_the_scorer_itself(server, random_sd3, tmp_path):
-    local, _ = start(settings(random_sd3, tmp_path / "local", rewards=[{"name": "shapes"}]))
-    remote, _ = start(settings(random_sd3, tmp_path / "remote", rewards=[reward(server)]))
-    assert rows_of(local) == rows_of(remote)
-    assert samples_of(local) == samples_of(remote)
 
 
 @pytest.mark.long

@@ -10,7 +10,7 @@ from diffrl.models.loading import load_adapter
 from diffrl.objectives.tilt import split_origins
 from diffrl.rollout.denoise import velocity_of
 from diffrl.training.loop import Trainer
-from tests.run.test_resume import Crash, assert_same_run, crash_at
+from tests.run.test_resume import assert_same_run, crashing
 from tests.training.harness import (
     FOREST,
     distance,
@@ -140,7 +140,7 @@ def test_a_guided_reference_pulls_to_what_guidance_gives(random_sd3, tmp_path):
 
 
 @pytest.mark.long
-def test_a_run_that_goes_on_is_the_run_that_was_not_interrupted(random_sd3, tmp_path, monkeypatch):
+def test_a_run_that_goes_on_is_the_run_that_was_not_interrupted(random_sd3, tmp_path):
     """Two stages, so that splits lack some of their children, and audits that must train nothing."""
     explore = {"precision": "training", "steps": None, "candidates": 18, "keep": 12, "audit": 1}
     data = tilt_data(random_sd3, tmp_path / "a", UNEVEN | {"explore": explore})
@@ -148,10 +148,8 @@ def test_a_run_that_goes_on_is_the_run_that_was_not_interrupted(random_sd3, tmp_
     data["run"] |= {"iterations": 3, "checkpoint_every": 1}
     straight, _ = start(data)
     data["run"]["dir"] = str(tmp_path / "b")
-    with monkeypatch.context() as patch:
-        crash_at(patch, Trainer, "iterate", 3)
-        with pytest.raises(Crash):
-            start(data)
+    with crashing(Trainer, "iterate", 3):
+        start(data)
     go_on(tmp_path / "b/run")
     assert_same_run(tmp_path / "b/run", straight)
 
