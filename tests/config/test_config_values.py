@@ -9,6 +9,7 @@ import pytest
 import yaml
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from pydantic import ValidationError
 
 from diffrl.config import Config, dump_config, load_config
 
@@ -202,6 +203,13 @@ def test_nothing_that_is_given_is_changed_and_what_is_written_reads_back(tmp_pat
     assert_given(config.model_dump(), data)
     (folder / "resolved.yaml").write_text(dump_config(config), encoding="utf-8")
     assert load_config(folder / "resolved.yaml") == config
+
+
+def test_a_configuration_cannot_be_changed_afterwards_and_says_when_it_evaluates(example):
+    run = load_config(example, ["run.iterations=5", "run.eval_every=2"]).run
+    with pytest.raises(ValidationError):
+        run.seed = 3
+    assert [i for i in range(6) if run.evaluates_after(i)] == [0, 2, 4, 5] and run.evaluations == 4
 
 
 def test_the_resolved_configuration_holds_every_key(example):

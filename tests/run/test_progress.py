@@ -8,7 +8,7 @@ from rich.console import Console
 from diffrl import pulse
 from diffrl.terminal import watch
 from diffrl.terminal.progress import BLOCKS, Progress, sparkline
-from diffrl.terminal.watch import Counts, watched
+from diffrl.terminal.watch import Counts, duration, watched
 
 
 def test_a_curve_rises_where_its_values_do():
@@ -39,6 +39,14 @@ def test_on_a_terminal_there_is_one_panel_with_curve_rate_and_eta():
         progress.iteration(3, 0.4, seconds=0.25)
     text = written.getvalue()
     assert "3/4" in text and "now 0.400" in text and "4.00 it/s" in text and BLOCKS[-1] in text
+
+
+@pytest.mark.parametrize(("seconds", "rate"), [(0.25, "4.00 it/s"), (12.5, "12.5 s/it"), (185.2, "3m 05s/it")])
+def test_a_slow_rate_is_told_in_the_time_of_an_iteration(seconds, rate):
+    written = io.StringIO()
+    with Progress(Console(file=written, width=200), total=1) as progress:
+        progress.iteration(1, 0.1, seconds=seconds)
+    assert rate in written.getvalue() and (duration(59.4), duration(7620)) == ("59s", "2h 07m")
 
 
 def test_other_ranks_are_silent_but_for_messages():
