@@ -35,7 +35,7 @@ def encode(request):
     return family, pipeline, adapter, encoded
 
 
-@pytest.mark.parametrize("encode", daily(FAMILIES, ["sd3", "wan", "flux2_klein"]), indirect=True)
+@pytest.mark.parametrize("encode", daily(FAMILIES, ["sd3", "wan", "qwen_image"]), indirect=True)
 def test_a_prompt_is_cut_exactly_where_its_encoders_stop_reading(encode, tmp_path):
     family, pipeline, adapter, encoded = encode
     readers = text_readers(family.text_encoders, pipeline.components, adapter.max_sequence_length)

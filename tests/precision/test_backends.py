@@ -52,6 +52,18 @@ class TestChoice:
         )
 
     @pytest.mark.parametrize(
+        ("precision", "found", "message"),
+        [
+            ("mxfp8", (12, 0), r"mxfp8 cannot run here: torchao: .* torch multiplies MXFP8 there in some layouts only"),
+            ("fp8", (8, 6), r"8.9 or more. Got NVIDIA X of 8.6. Set .* precision: int8 or bfloat16.$"),
+        ],
+    )
+    def test_gpus_that_cannot(self, monkeypatch, precision, found, message):
+        pretend(monkeypatch, found)
+        with pytest.raises(ConfigError, match=message):
+            find_backend(precision, "auto", torch.device("cuda"))
+
+    @pytest.mark.parametrize(
         ("precision", "found", "engine", "scaling"),
         [
             ("fp8", (9, 0), "torchao", "a scale per token and per output channel"),
@@ -68,6 +80,7 @@ class TestChoice:
         pretend(monkeypatch, found)
         backend = find_backend(precision, "auto", torch.device("cuda"))
         assert (backend.name, backend.scaling, backend.outside_dtype) == (engine, scaling, torch.bfloat16)
+        assert backend.real
         assert backend.batch_dependent is ("per tensor" in scaling)
 
     @pytest.mark.parametrize(

@@ -37,8 +37,13 @@ def test_on_a_terminal_there_is_one_panel_with_curve_rate_and_eta():
     with Progress(Console(file=written, width=120, force_terminal=True), total=4) as progress:
         progress.resume(2, [0.1, 0.2])
         progress.iteration(3, 0.4, seconds=0.25)
+        pulse.begin("iteration 4", {"rollout": 60})
+        with pulse.phase("rollout"):
+            pulse.advance(pulse.NETWORK, 12)
+            progress.held_out(3, "strict 0.250")  # draws at once
     text = written.getvalue()
     assert "3/4" in text and "now 0.400" in text and "4.00 it/s" in text and BLOCKS[-1] in text
+    assert "iteration 4: rollout, 12/60 network evaluations" in text and "after 3: strict 0.250" in text
 
 
 @pytest.mark.parametrize(("seconds", "rate"), [(0.25, "4.00 it/s"), (12.5, "12.5 s/it"), (185.2, "3m 05s/it")])

@@ -329,6 +329,14 @@ def test_resuming_a_finished_run_rewrites_its_summary_and_nothing_else(stopped, 
     assert_same_run(stopped, uninterrupted)
 
 
+def test_what_the_rewards_were_is_written_where_it_is_missing_and_never_again(stopped, uninterrupted):
+    (stopped / "rewards.json").unlink()
+    for kept in ((uninterrupted / "rewards.json").read_text(), "{}"):
+        go_on(stopped)
+        assert (stopped / "rewards.json").read_text() == kept
+        (stopped / "rewards.json").write_text("{}")
+
+
 @pytest.mark.parametrize("kind", ["missing", "empty", "a file"])
 def test_what_is_no_run_cannot_be_resumed(tmp_path, capsys, kind):
     place = tmp_path / "place"

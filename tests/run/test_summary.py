@@ -216,14 +216,21 @@ def test_an_interrupted_run_leaves_its_report(ends):
     assert "not finished</span> 2 of 3 iterations" in page and "checkpoint written after iteration 2" in page
 
 
+@pytest.mark.parametrize(
+    ("error", "line"),
+    [
+        (OSError("the disk\nis full"), "report.html could not be written: OSError: the disk is full"),
+        (KeyboardInterrupt(), "report.html was left out: interrupted while it was made."),
+    ],
+    ids=["disk", "interrupted"],
+)
 @pytest.mark.long
-def test_a_report_that_cannot_be_written_is_told_in_a_line_and_changes_nothing(ends, monkeypatch):
+def test_a_report_that_cannot_be_written_is_told_in_a_line_and_changes_nothing(ends, monkeypatch, error, line):
     def failing(run_dir):
-        raise OSError("the disk\nis full")
+        raise error
 
     monkeypatch.setattr("diffrl.gallery.report.write_report", failing)
     run, code, said = ends()
-    line = "report.html could not be written: OSError: the disk is full"
     assert code == 0 and said.count(line) == 1
     assert (run / "log.txt").read_text().splitlines().count(line) == 1
     assert not (run / "report.html").exists() and "one page, to share" not in said

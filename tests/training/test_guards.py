@@ -127,6 +127,10 @@ def test_spread_that_comes_back_starts_the_count_anew(random_sd3, tmp_path):
     for flat_groups in (2, 2, 1, 2, 2):
         trainer.guard.watch_spread(flat_groups, 2)
     assert trainer.guard.flat_iterations == 2 and "equal rewards" not in run.shown.getvalue()
+    for _ in range(2):
+        trainer.guard.watch_spread(2, 2)
+    told = "In 3 iterations in a row at least 90% of the groups had equal rewards"
+    assert run.shown.getvalue().count("had equal rewards") == run.shown.getvalue().count(told) == 1
 
 
 @pytest.mark.parametrize("action", ["warn", "stop"])
