@@ -39,11 +39,15 @@ test: lint pytest
 test-long:
 	$(MAKE) pytest PYTEST_ARGS='$(PYTEST_ARGS) -m "long and not slow"'
 
-# Files in the numbers' folders whose tests are of messages, files and failures, which no rounding changes.
+# Files in the numbers' folders whose tests are of messages, files, failures, names, counts and devices that are not there,
+# which no rounding changes.
 NUMBERS = tests/training tests/rollout tests/models tests/functional
-NO_NUMBERS = $(addprefix */training/test_,every_key.py guards.py image_to_video.py lost_sources.py memory_gate.py own_*.py \
-  prompt_report.py remote_reward.py reward_hacking.py several_rewards.py editing.py) \
-  $(addprefix */models/test_,images.py loading.py lora_file.py own_adapter.py published.py videos.py weights.py)
+NO_NUMBERS = $(addprefix */training/test_,every_key.py guards.py image_to_video.py kl_target.py lost_sources.py memory_gate.py \
+  own_*.py played_cuda.py prompt_report.py remote_reward.py reward_hacking.py several_rewards.py shared_weights.py editing.py) \
+  $(addprefix */models/test_,family_facts.py images.py loading.py lora_file.py own_adapter.py published.py text_encoders.py \
+  videos.py weights.py) \
+  $(addprefix */rollout/test_,costs.py fake_cuda.py select.py tree.py) \
+  $(addprefix */functional/test_,selection.py steps.py tree_counts.py)
 
 # Kernels down to SSE4 (torch's own, oneDNN's and MKL's), rounding that depends on shapes and alignment (tests/rounding.py), and
 # the dtypes that CUDA's autocast would give (tests/cuda_rules.py).

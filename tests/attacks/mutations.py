@@ -95,13 +95,8 @@ MUTATIONS = [
         "functional/test_losses.py": {
             "functional.losses:clipped_surrogate": ["(A < 0) & B -> (A > 0) & B"],
             "functional.losses:nft_loss": ["(1.0 - A) * B -> A * B"],
-            "functional.losses:nft_loss.matching": ["A.detach() -> A"],
         },
         "functional/test_tilt_loss.py": {"functional.losses:tilt_loss": ["-2.0 * A -> 2.0 * A"]},
-        "functional/test_matching.py": {
-            "functional.matching:group_weight": ["A * group_mean(B, C, D) -> group_mean(B, C, D)"],
-            "functional.matching:implicit_reward": ["A - B -> B - A"],
-        },
         "rollout/test_noise.py": {
             "rollout.noise:sibling_noise": ["A + B * (C / D) -> A + B * C"],
             "rollout.noise:_key": ["address.group -> 0"],
@@ -115,8 +110,13 @@ MUTATIONS = [
             "credit.assign:_towards_extremes": ["A | B -> A"],
         },
         "objectives/test_grpo.py": {"objectives.grpo:GRPO.examples": ["A & (B != 0) -> A"]},
-        "objectives/test_nft.py": {"objectives.noised:noised": ["(1.0 - A) * B + A * C -> B + A * C"]},
+        "objectives/test_nft.py": {
+            "objectives.noised:noised": ["(1.0 - A) * B + A * C -> B + A * C"],
+            "functional.losses:nft_loss.matching": ["A.detach() -> A"],
+        },
         "objectives/test_forward.py": {
+            "functional.matching:group_weight": ["A * group_mean(B, C, D) -> group_mean(B, C, D)"],
+            "functional.matching:implicit_reward": ["A - B -> B - A"],
             "objectives.noised:_noise": ["1.0 - A + A * B -> A * B"],
             "objectives.noised:SampleLoss.examples": ["noised(A, B, C, D, E) -> noised(A, B, C, D, False)"],
             "objectives.crd:CRD.precompute_group_terms": ["group_mean(A, B, C) -> group_mean(A, 0 * B, C)"],

@@ -119,7 +119,6 @@ def test_a_value_without_effect_is_refused(load, override, expected):
     ("override", "expected"),
     [
         ("run.name=a/b", "run.name must be a plain folder name"),
-        ("run.name=..", "run.name must be a plain folder name"),
         ("run.iterations=3.0", "run.iterations must be a whole number. Got 3.0."),
         ("run.seed='1'", 'run.seed must be a whole number. Got "1". Remove the quotes'),
         ("run.name=17", "run.name must be text. Got 17. Put it in quotes."),
@@ -131,26 +130,21 @@ def test_a_value_without_effect_is_refused(load, override, expected):
         ("prompts={train: mine.txt, per_iteration: 2}", "prompts.eval must be given unless prompts.train is the train"),
         ("prompts.train=prompts.md", ".csv, .tsv, .parquet) or hub:<dataset>"),
         ("prompts.train='hub:'", "must name a dataset of the hub"),
-        ("rollout.steps=1", "rollout.steps must be >= 2"),
         ("rollout.dynamics={kind: cps}", "rollout.dynamics.noise_level is missing. Add it: Share of fresh noise"),
         ("rollout.dynamics={}", "rollout.dynamics.kind is missing: it must be one of flow_sde, dance_sde, cps"),
         ("rollout.dynamics=cps", "rollout.dynamics must be a section"),
         ("rollout.stochastic.start=4", "start + size must be <= rollout.steps - 1"),
         ("rollout.stochastic={kind: window, size: 6, slide_every: 2}", "slide_every must be null if the window covers"),
         ("rewards=[]", "rewards must have at least 1 entry. Got []. Add one."),
-        ("rewards=[{name: shpes}]", "rewards.0.name is not a known reward."),
         ("rewards=[{name: shapes}, {name: shapes}]", 'rewards must name each reward once. Got ["shapes"]'),
         ("rewards=[{name: shapes, weight: 0}]", "rewards must have a weight other than 0"),
         ("eval.rewards.0.scale=0", "eval.rewards.0.scale must not be 0"),
         ("rewards.0.scale=1e-320", "rewards.0.scale must be at least 1e-06 in size"),
         ("rewards.0.weight=-1e-9", "rewards.0.weight must be 0 or at least 1e-06 in size"),
-        ("rewards.0.schedule=[[0, 1e-320]]", "rewards.0.schedule.0.1 must be 0 or at least 1e-06 in size"),
         ("eval.rewards={}", "eval.rewards must be a list"),
         ("credit.minimum_samples=6", "credit.minimum_samples must be <= the samples of a prompt"),
         ("train.updates_per_iteration=16", "Got updates_per_iteration=16, with 15 of them."),
-        ("train={optimizer: adamw_8bit, learning_rate: 1e-4}", None),
         ("train.learning_rate=.nan", "train.learning_rate must be a finite number"),
-        ("train.max_grad_norm=0", "train.max_grad_norm must be >= 1e-06. Got 0."),
         ("train.betas=[0.9]", "train.betas.1 is missing"),
         ("track.wandb={}", "track.wandb.project is missing. Add it: Project"),
         ("rollout=null", "rollout must be a section"),
@@ -168,9 +162,6 @@ def test_a_value_without_effect_is_refused(load, override, expected):
     ],
 )
 def test_a_value_out_of_bounds_is_named(load, override, expected):
-    if expected is None:
-        load(override)
-        return
     (problem,) = problems_of(load, override)
     assert expected in problem
 

@@ -88,9 +88,12 @@ def test_the_schema_file_is_current():
 
 
 @pytest.mark.parametrize("path", recipes().values(), ids=lambda path: path.stem)
-def test_shipped_configurations_fit_the_schema(path):
-    schema = json.loads((ROOT / "configs/schema.json").read_text())
-    assert faults(yaml.safe_load(path.read_text()), schema, schema) == []
+def test_shipped_configurations_name_the_schema_fit_it_and_say_how_they_are_started(path):
+    schema, text = json.loads((ROOT / "configs/schema.json").read_text()), path.read_text()
+    named = text.splitlines()[0].removeprefix("# yaml-language-server: $schema=")
+    assert (path.parent / named).resolve() == ROOT / "configs" / "schema.json"
+    assert any(f"{start} {path.relative_to(ROOT)}" in text for start in ("diffrl train", "scripts/train.py"))
+    assert faults(yaml.safe_load(text), schema, schema) == []
     assert faults(plain(load_config(path)), schema, schema) == []
 
 

@@ -7,7 +7,6 @@ import pytest
 import torch
 from safetensors.torch import save, save_file
 
-from diffrl.config import load_config
 from diffrl.config.load import make_config
 from diffrl.cost import plan as plan_module
 from diffrl.cost.activations import activations_of
@@ -339,15 +338,3 @@ def test_a_torn_file_is_one_clear_error(tmp_path, content):
     path.write_bytes(content)
     with pytest.raises(ConfigError, match="must be a safetensors file"):
         header_shapes(path)
-
-
-def test_the_rendering_holds_the_numbers(tmp_path):
-    write_pipeline(tmp_path)
-    text = plan_text(make_plan(config_of(tmp_path)))
-    for expected in ("6,212", "2,940", "1,260", "572", "edges", "Memory, per process (rough)", "optimiser"):
-        assert expected in text
-
-
-def test_the_quickstart_is_planned():
-    plan = make_plan(load_config(ROOT / "configs/quickstart.yaml"))
-    assert plan.samples == 12 * 16 and plan.total_network_evaluations > 0

@@ -25,8 +25,7 @@ from diffrl.preflight import preview as preview_module
 from diffrl.preflight.check import check_config
 from diffrl.preflight.preview import Preview
 from diffrl.terminal.exits import errors_as_messages
-from tests.test_recipes import RECIPES, ROOT
-from tests.tiers import daily
+from tests.conftest import ROOT
 
 GIB, CUDA = 2**30, torch.device("cuda")
 CONTEXT = GIB // 2
@@ -47,12 +46,10 @@ def test_a_card_that_nobody_else_uses_offers_all_of_it(monkeypatch):
     assert offer_here(CUDA).gpu == 50 * GIB - CONTEXT + LIBRARIES  # of which the plan's libraries take theirs
 
 
-@pytest.mark.parametrize(
-    "recipe", daily(RECIPES, ["configs/flux/diffrl.yaml", "configs/sd3/sol_rl.yaml", "configs/flux/24gb.yaml"])
-)
+@pytest.mark.parametrize("recipe", ["flux/diffrl", "sd3/sol_rl", "flux/24gb", "wan/diffrl"])
 def test_train_check_and_plan_agree(recipe, monkeypatch):
     """On a card that nobody else uses, and whatever the card."""
-    config = load_config(ROOT / recipe)
+    config = load_config(ROOT / f"configs/{recipe}.yaml")
     prompts, held_out = config.prompts.per_iteration, config.eval.samples  # each process needs one of both
     plan = make_plan(config, prompts if prompts <= held_out else math.gcd(prompts, held_out))
     monkeypatch.setattr(preview_module, "make_plan", lambda *given: plan)

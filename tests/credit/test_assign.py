@@ -215,23 +215,6 @@ def test_likely_paths_weigh_more(reward):
     close(credit.values, naive.fused)
 
 
-def test_turning_points_weigh_likely_paths_more():
-    forest, total, usable = whole_forest()
-    log_prob = drawn(len(forest.parent), 5)
-    naive = Naive(forest, total, usable)
-    weight = [math.exp(0.7 * sum(float(log_prob[n]) for n in naive.path(leaf)[1:])) for leaf in naive.leaf]
-    naive = Naive(forest, total, usable, weight)
-    leaf_reward, leaf_weight = torch.full((2, len(forest.parent)), NAN)
-    leaf_reward[forest.leaf], leaf_weight[forest.leaf] = total.where(usable, NAN), torch.tensor(weight)
-    points = turning_point_rewards(
-        torch.tensor(naive.fused), leaf_reward, forest.parent, balance=False, leaf_weight=leaf_weight
-    )
-    assert bool(points.replaced.any())
-    rule = CreditRule("turning_point", "path_probability", 0.7, balance=False, normalise="depth")
-    credit = assign_credit(forest, total, usable, rule, log_prob=log_prob)
-    close(credit.advantage, naive.advantage("turning_point", "depth", points.rewards.tolist()))
-
-
 @pytest.mark.parametrize(("reward", "how"), RULES)
 def test_dropped_and_flat_groups_train_nothing_and_are_counted(reward, how):
     forest, total, usable = whole_forest()
@@ -279,19 +262,6 @@ def test_steps_towards_unusable_samples_alone_get_nothing():
         assert credit.advantage[dead] == 0.0 and credit.advantage[forest.leaf[6]] == 0.0
 
 
-def test_median_and_clamp():
-    forest, total, _ = chain_forest()
-    usable = torch.ones(15, dtype=torch.bool)
-    credit = assign_credit(forest, total, usable, CreditRule("outcome", baseline="median", clamp=0.9))
-    assert int((credit.outcome == 0).sum()) == 3 and float(credit.outcome.abs().max()) == pytest.approx(0.9)
-    for how in ("group", "depth", "siblings"):
-        rule = CreditRule("incremental", normalise=how, clamp=0.3)
-        advantage = assign_credit(forest, total, usable, rule, values=drawn(60, 1)).advantage
-        assert float(advantage.abs().max()) == pytest.approx(0.3)
-    rule = CreditRule("fused", normalise="depth", baseline="median")
-    assert int((assign_credit(forest, total, usable, rule).advantage[15:] == 0).sum()) == 9
-
-
 @pytest.mark.parametrize(("reward", "how"), [("outcome", "group"), ("fused", "depth"), ("incremental", "group")])
 def test_the_median_absolute_deviation_reaches_samples_and_steps(reward, how):
     """Each advantage is its own centre and spread; the spread of a prompt's samples is their MAD about the median."""
@@ -327,12 +297,6 @@ def test_a_prompt_of_which_most_samples_are_alike_is_counted_by_the_mad():
     assert (by_mad.zero_spread_groups, by_std.zero_spread_groups) == (1, 0)
     assert by_mad.outcome[:5].tolist() == [0.0] * 5 and bool(by_mad.used.all())
     assert by_mad.outcome[5:].tolist() == pytest.approx([-2, -1, 0, 1, 2], rel=1e-3)
-
-
-def test_samples_without_steps():
-    forest, total = plan_forest(2, 3, {}), drawn(6, 0)
-    credit = assign_credit(forest, total, torch.ones(6, dtype=torch.bool), CreditRule("outcome"))
-    assert credit.advantage.tolist() == [0.0] * 6 and bool(credit.outcome.all())
 
 
 def test_options_that_exclude_each_other_are_refused():

@@ -54,7 +54,6 @@ def cps_with_diffusion(x, v, s, n, g):
     return cps_step(x, v, s, n, math.asin(g * math.sqrt(s - n) / n) * 2 / math.pi)
 
 
-@pytest.mark.parametrize("seed", [0, 1, 2])
 @pytest.mark.parametrize(
     "step",
     [
@@ -65,9 +64,9 @@ def cps_with_diffusion(x, v, s, n, g):
     ],
     ids=["ode", "flow_sde", "dance_sde", "cps"],
 )
-def test_small_steps_keep_the_marginal(step, seed):
+def test_small_steps_keep_the_marginal(step):
     samples, start, end = 20011, 0.97, 0.11
-    generator = torch.Generator().manual_seed(seed)
+    generator = torch.Generator().manual_seed(0)
     x = marginal(start).mean + marginal(start).stddev * torch.randn(samples, 1, generator=generator)
     sigmas = torch.linspace(start, end, 401).tolist()
     for s, n in zip(sigmas[:-1], sigmas[1:], strict=True):
@@ -77,20 +76,6 @@ def test_small_steps_keep_the_marginal(step, seed):
     # Four standard errors of a mean and of a standard deviation, and 0.3 % for the finite step.
     assert abs(x.mean() - expected.mean) < 4 * expected.stddev / math.sqrt(samples) + 3e-3 * expected.mean
     assert abs(x.std() / expected.stddev - 1) < 4 / math.sqrt(2 * samples) + 3e-3
-
-
-def test_cps_keeps_the_marginal_of_a_single_image_at_any_step_size():
-    """With one image the velocity is exact, so even four long steps at full noise stay on the path."""
-    image = torch.tensor([0.7, -1.9, 0.2])
-    generator = torch.Generator().manual_seed(11)
-    x = torch.randn(20011, 3, generator=generator)
-    sigmas = [1.0, 0.71, 0.43, 0.19, 0.07]
-    for s, n in zip(sigmas[:-1], sigmas[1:], strict=True):
-        mean, std = cps_step(x, (x - image) / s, s, n, 0.9)
-        x = mean + std * torch.randn(x.shape, generator=generator)
-    noise = (x - (1 - 0.07) * image) / 0.07
-    assert float(noise.mean(0).abs().max()) < 4 / math.sqrt(20011)
-    assert float((noise.std(0) - 1).abs().max()) < 4 / math.sqrt(2 * 20011)
 
 
 # --- single steps against other derivations ---------------------------------------------------------------------------
@@ -113,14 +98,6 @@ def test_flow_sde_equals_the_published_code(latents, step):
     mean, std = flow_sde_step(x, v, grid[step], grid[step + 1], 0.7, grid[1])
     torch.testing.assert_close(mean.double(), expected_mean, rtol=1e-4, atol=1e-5)
     assert float(std) == pytest.approx(expected_std, rel=1e-5)
-
-
-def test_sigma_max_matters_at_pure_noise_only(latents):
-    x, v = latents
-    sigma, sigma_next = torch.tensor([1.0, 0.999, 0.9, 0.5, 0.3]), torch.full((5,), 0.2)
-    low, high = (flow_sde_step(x, v, sigma, sigma_next, 0.7, top) for top in (0.9, 0.95))
-    assert (low.std == high.std).flatten().tolist() == [False, True, True, True, True]
-    assert float(low.std[0]) == pytest.approx(0.7 * math.sqrt(10 * 0.8), rel=1e-5)
 
 
 @pytest.mark.parametrize("s, n", [(1.0, 0.9), (0.8, 0.5), (0.3, 0.1)])
@@ -150,14 +127,6 @@ def test_cps_keeps_the_coefficients_of_image_and_noise(s, n, noise_level):
     assert float(std) == pytest.approx(n * math.sin(math.radians(90 * noise_level)), abs=1e-6)
 
 
-@pytest.mark.parametrize("n", [0.61, 0.2, 0.0])
-def test_ode_with_the_exact_velocity_lands_on_the_interpolation(latents, n):
-    x0, eps = latents
-    mean, std = ode_step(torch.lerp(x0, eps, 0.83), eps - x0, 0.83, n)
-    torch.testing.assert_close(mean, torch.lerp(x0, eps, n), rtol=1e-4, atol=1e-5)
-    assert float(std.abs().max()) == 0.0
-
-
 @pytest.mark.parametrize("name", NOISELESS)
 @pytest.mark.parametrize("s, n", [(1.0, 0.93), (0.7, 0.4), (0.3, 0.02)])
 def test_without_noise_every_dynamics_is_the_ode(latents, name, s, n):
@@ -180,33 +149,6 @@ def test_ab2_is_exact_where_the_velocity_is_linear_in_sigma(latents, p, s, n):
     assert float(std.abs().max()) == 0.0
     euler_error = ode_step(start, a + b * s, s, n).mean - mean
     torch.testing.assert_close(euler_error, -b * (n - s) ** 2 / 2, rtol=1e-3, atol=1e-5)
-
-
-def test_ab2_has_the_classic_weights_on_a_uniform_grid(latents):
-    v, v_prev = latents
-    mean, _ = ab2_step(torch.zeros(SHAPE), v, v_prev, 0.5, 0.25, 0.75)
-    torch.testing.assert_close(mean, -0.375 * v + 0.125 * v_prev, rtol=1e-5, atol=1e-6)
-
-
-def last_error(steps, solver, warp):
-    """Error at sigma = 0.1 of dx/dsigma = -x^2, x = 1 / (1 + sigma) from sigma = 1, on a uniform or a warped grid."""
-    grid = [1.0 - 0.9 * (i / steps) ** warp for i in range(steps + 1)]
-    x, previous = torch.full((1, 1), 0.5), None
-    for s, n in zip(grid[:-1], grid[1:], strict=True):
-        v = -x.square()
-        first = solver == "ode" or previous is None
-        step = ode_step(x, v, s, n) if first else ab2_step(x, v, previous[0], s, n, previous[1])
-        x, previous = step.mean, (v, s)
-    return abs(float(x) - 1 / 1.1)
-
-
-@pytest.mark.parametrize("warp", [1.0, 1.5])
-def test_ab2_is_of_second_order_and_euler_of_first(warp):
-    """Twice the steps quarter the one's error and halve the other's."""
-    for steps in (8, 16, 32):
-        assert 3.0 < last_error(steps, "ab2", warp) / last_error(2 * steps, "ab2", warp) < 5.5
-        assert 1.7 < last_error(steps, "ode", warp) / last_error(2 * steps, "ode", warp) < 2.4
-    assert last_error(32, "ab2", warp) < last_error(32, "ode", warp) / 5
 
 
 # --- shapes and dtypes ------------------------------------------------------------------------------------------------

@@ -114,11 +114,6 @@ def test_any_shape_and_dtype_agrees_with_the_oracle(shape, per_row, dtype):
     assert torch.equal(x, before)
 
 
-def test_it_reads_any_layout():
-    x = random((7, 5, 32)).transpose(0, 1)
-    assert torch.equal(fake_quantize_nvfp4(x), fake_quantize_nvfp4(x.contiguous()))
-
-
 @pytest.mark.parametrize("per_row", [False, True], ids=["tensor", "row"])
 def test_what_can_be_represented_comes_back_exactly(per_row):
     """Codes times powers of two, one block at the largest scale so that the outer scale is a power of two as well."""
@@ -153,12 +148,6 @@ def test_a_broken_number_is_not_hidden():
     x[1, 5] = math.nan
     assert fake_quantize_nvfp4(x).isnan().any()
     assert fake_quantize_nvfp4(x, per_row=True).isnan().any(dim=1).tolist() == [False, True, False]
-
-
-def test_the_error_is_that_of_four_bits():
-    x = random((64, 1024))
-    error = (fake_quantize_nvfp4(x) - x).norm() / x.norm()
-    assert 0.08 < error < 0.11
 
 
 @pytest.mark.parametrize(

@@ -7,14 +7,6 @@ from hypothesis import strategies as st
 from diffrl.functional.steps import coarse_levels, least_steps, stochastic_steps
 
 
-def test_all_steps_but_the_last():
-    assert stochastic_steps("all", 5, iteration=3) == (0, 1, 2, 3)
-
-
-def test_a_window_stays_where_it_is():
-    assert [stochastic_steps("window", 7, iteration, start=2, size=3) for iteration in (0, 1, 99)] == [(2, 3, 4)] * 3
-
-
 def test_a_window_slides_and_goes_back_to_the_first_step():
     seen = [stochastic_steps("window", 6, iteration, start=1, size=3, slide_every=2) for iteration in range(8)]
     assert seen == [(1, 2, 3)] * 2 + [(2, 3, 4)] * 2 + [(0, 1, 2)] * 2 + [(1, 2, 3)] * 2
@@ -30,11 +22,6 @@ def test_steps_are_ascending_constant_in_number_and_before_the_last(data):
     found = stochastic_steps("window", steps, iteration, start=start, size=size, slide_every=slide_every)
     assert len(found) == size and found == tuple(range(found[0], found[0] + size))
     assert found[0] >= 0 and found[-1] <= steps - 2
-
-
-def test_a_full_cycle_gives_every_trainable_step_its_turn():
-    visited = {step for i in range(8) for step in stochastic_steps("window", 11, i, size=3, slide_every=1)}
-    assert visited == set(range(10))
 
 
 @pytest.mark.parametrize(("start", "size"), [(0, 7), (5, 2), (-1, 2), (0, 0), (0, None)])
@@ -125,11 +112,3 @@ def test_the_largest_gap_is_halved_and_of_equals_the_first(full, stochastic, ste
 def test_a_grid_that_cannot_be_is_refused(full, stochastic, steps, least):
     with pytest.raises(ValueError, match=rf"needs {least} to {full} steps. Got {steps}"):
         coarse_levels(full, stochastic, steps)
-
-
-@pytest.mark.parametrize(
-    ("stochastic", "steps", "least"),
-    [((), 7, 1), ((0,), 7, 2), ((2,), 7, 3), ((0, 1), 7, 3), ((0, 3), 7, 4), ((5,), 7, 3)],
-)
-def test_least_steps(stochastic, steps, least):
-    assert least_steps(stochastic, steps) == least

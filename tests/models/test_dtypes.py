@@ -71,8 +71,13 @@ def test_a_lora_gives_the_same_by_the_rules_of_every_device(policy_of, family):
     assert {parameter.dtype for parameter in policy.parameters.values()} == {torch.float32}
 
 
-@pytest.mark.parametrize("lora", [True, False], ids=["lora", "full"])
-@pytest.mark.parametrize("family", FAMILIES)
+TUNED = [(family, lora) for family in FAMILIES for lora in (True, False)]
+LORAS = [(family, True) for family in FAMILIES]
+
+
+@pytest.mark.parametrize(
+    ("family", "lora"), daily(TUNED, [*LORAS, ("sd3", False)], set(TUNED) - {*LORAS, ("sd3", False), ("flux", False)})
+)
 def test_queries_keys_and_values_have_one_dtype(policy_of, family, lora):
     """Backends such as flash take nothing else; PyTorch's own is saved by a rule of autocast."""
     policy = policy_of(family, lora)
@@ -86,8 +91,10 @@ def test_queries_keys_and_values_have_one_dtype(policy_of, family, lora):
     assert gradients and all(gradient.dtype == torch.float32 for gradient in gradients)
 
 
-@pytest.mark.parametrize("precision", ["nf4", "int8"])
-@pytest.mark.parametrize("family", daily(FAMILIES, ["sd3", "flux"]))
+BASES = [("sd3", "int8"), *((family, "nf4") for family in FAMILIES)]
+
+
+@pytest.mark.parametrize(("family", "precision"), daily(BASES, [("sd3", "int8"), ("flux", "nf4")]))
 def test_a_quantised_base_is_given_the_models_dtype(policy_of, family, precision):
     bitsandbytes = pytest.importorskip("bitsandbytes")
     policy = policy_of(family, True, base_precision=precision)

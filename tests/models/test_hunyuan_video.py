@@ -33,14 +33,6 @@ def noise(adapter, count):
     return adapter.init_latents(lambda shape: torch.randn(count, *shape, generator=torch.Generator().manual_seed(1)))
 
 
-def test_the_templates_beginning_is_the_108_tokens_that_the_pipeline_cuts_off(load):
-    pipeline = load().pipeline
-    chat = [{"role": "system", "content": pipeline.system_message}, {"role": "user", "content": "a red circle"}]
-    tokens = pipeline.tokenizer.apply_chat_template(chat, add_generation_prompt=True, return_dict=True)["input_ids"]
-    assert pipeline.prompt_template_encode_start_idx == 108
-    assert pipeline.tokenizer.convert_ids_to_tokens(tokens[108:111]) == ["a", "Ġred", "Ġcircle"]
-
-
 def test_only_what_is_quoted_is_read_as_glyphs(load):
     adapter = load(max_sequence_length=31)
     found = adapter.encode_prompts(PROMPTS)

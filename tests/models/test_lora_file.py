@@ -264,6 +264,7 @@ WRONG_TENSORS = {
     "bias difference": (lambda: tensors() | {f"diffusion_model.{Q}.diff_b": torch.ones(128)}, "differences"),
     "bias": (lambda: tensors() | {f"transformer.{Q}.lora_B.bias": torch.ones(128)}, "bias"),
     "embedding": (lambda: {"emb_params": torch.ones(3, 64)}, "textual inversion"),
+    "something": (lambda: {"something": torch.ones(3)}, "holds no LoRA but something"),
     "checkpoint": (lambda: {f"model.diffusion_model.{n}.weight": torch.ones(8, 8) for n in LAYERS}, "whole weights"),
     "weights beside": (lambda: tensors() | {"transformer.norm_out.weight": torch.ones(8)}, "norm_out"),
 }

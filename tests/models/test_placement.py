@@ -27,7 +27,7 @@ def velocities(adapter, count=2):
         return adapter.velocity(latents, torch.full((count,), 0.6), encoded(adapter, PROMPTS[:count]), 3.0)
 
 
-@pytest.mark.parametrize("family", sorted(FAMILIES))
+@pytest.mark.parametrize("family", daily(FAMILIES, ["sd3", "sana", "wan"]))
 def test_another_attention_backend_gives_the_same_velocities_and_really_runs(random_pipelines, family, monkeypatch):
     from torch.nn.attention import SDPBackend
 
@@ -88,7 +88,7 @@ def test_a_backend_without_a_backward_pass(random_pipelines, monkeypatch):
         load(random_pipelines("flux"), "flux", attention="_native_math")
 
 
-@pytest.mark.parametrize("family", ["sd3", "flux", "wan_i2v", "flux_kontext"])
+@pytest.mark.parametrize("family", ["sd3", "flux_kontext"])
 def test_a_backend_that_a_block_cannot_use_is_refused_before_the_first_call(random_pipelines, family, monkeypatch):
     """Its heads are those of other networks, as with kernels that take multiples of 8, or 64 and 128, alone."""
     from diffusers.models.attention_dispatch import AttentionBackendName, _AttentionBackendRegistry
@@ -155,13 +155,13 @@ def test_an_offloaded_decoder_travels_once_for_all_calls(random_pipelines):
 
 
 @pytest.mark.parametrize("family", [name for name, facts in FAMILIES.items() if facts.masks_prompts])
-@pytest.mark.parametrize("attention", ["flash", "_native_flash", "_flash_3_hub", "sage", "xformers"])
+@pytest.mark.parametrize("attention", ["_native_flash", "sage"])
 def test_attention_without_masks_is_refused_where_prompts_are_masked(random_pipelines, family, attention):
     with pytest.raises(ConfigError, match=f"model.attention must be able to mask .* Got '{attention}'. Choose native"):
         load(random_pipelines(family), family, attention=attention)
 
 
-@pytest.mark.parametrize("name", ["flash", "xformers", "flash_hub"])
+@pytest.mark.parametrize("name", ["flash", "flash_hub"])
 def test_a_backend_whose_package_is_missing(random_sd3, name):
     with pytest.raises(ConfigError, match=f"model.attention '{name}' cannot be used: .* Set model.attention: native."):
         load(random_sd3, attention=name)

@@ -33,7 +33,7 @@ def load(random_pipelines):
 
 @pytest.mark.parametrize(
     ("zero_cond_t", "size", "guidance"),  # True as 2511 has it, False as 2509
-    [(True, (32, 64), 1.0), (True, (64, 128), 4.0), (False, (32, 64), 4.0)],
+    [(True, (64, 128), 4.0), (False, (32, 64), 1.0)],
 )
 def test_editing_equals_the_stock_pipeline_from_the_same_latents(load, monkeypatch, zero_cond_t, size, guidance):
     """Of sources of the size that is drawn, and of larger ones that are scaled to it: one stock call each."""
@@ -79,18 +79,6 @@ def test_words_are_encoded_beside_their_image_and_so_is_the_negative_prompt(load
     assert all(torch.equal(again[name][0], rows[name][1]) for name in rows)
 
 
-def test_the_templates_beginning_is_the_64_tokens_that_the_pipeline_cuts_off(load):
-    pipeline = load().pipeline
-    before, after = pipeline.prompt_template_encode.split("{}")
-    assert len(pipeline.tokenizer(before).input_ids) == pipeline.prompt_template_encode_start_idx == 64
-    shown = pipeline.processor(
-        text=[before + "Picture 1: <|vision_start|><|image_pad|><|vision_end|>make it red" + after],
-        images=[image(0, 384, 384)],
-    )
-    tokens = pipeline.tokenizer.convert_ids_to_tokens(shown["input_ids"][0][64:])
-    assert tokens[0] == "Picture" and tokens.count("<|image_pad|>") == 4
-
-
 @pytest.mark.parametrize(("height", "width", "shown"), [(1024, 1024, (384, 384)), (832, 1248, (320, 480))])
 def test_the_text_encoder_sees_the_size_that_the_stock_pipeline_shows_it(load, height, width, shown):
     """Of the source's ratio there, which is that of what is drawn."""
@@ -116,11 +104,6 @@ def test_padding_changes_nothing_and_a_length_that_cannot_hold_the_image_is_refu
         match="max_sequence_length must hold the image and its frame, with the negative prompt 17 tokens, .* Got 12",
     ):
         load(max_sequence_length=12).encode_edits(PROMPTS[:1], [source])
-
-
-def test_an_image_of_another_shape_is_not_distorted(load):
-    with pytest.raises(ConfigError, match="must have the ratio of sides .*, 32 x 32. An image has 48 x 32. Crop it"):
-        load().encode_edits(["make it red"], [pixels(image(0))])
 
 
 def test_without_torchvision_it_says_what_is_missing(load, monkeypatch):

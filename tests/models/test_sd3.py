@@ -23,7 +23,7 @@ def euler(adapter, latents, prompts, steps, guidance_scale):
     return latents
 
 
-@pytest.mark.parametrize(("guidance_scale", "tokens"), [(1.0, 7), (4.5, 7), (4.5, 256)])
+@pytest.mark.parametrize(("guidance_scale", "tokens"), [(1.0, 7), (4.5, 256)])
 def test_ode_equals_the_stock_pipeline_from_the_same_latents(adapter, guidance_scale, tokens):
     adapter.max_sequence_length = tokens
     latents = torch.randn(3, 4, 8, 8, generator=torch.Generator().manual_seed(5))

@@ -32,10 +32,6 @@ def test_a_clip_comes_back_byte_for_byte_with_all_its_frames(clip, tmp_path):
     assert [path.name for path in tmp_path.iterdir()] == ["clip.webp"]
 
 
-def test_a_picture_comes_back_as_a_picture(tmp_path):
-    assert torch.equal(written(noise(3, 11, 13), tmp_path / "p.webp"), noise(3, 11, 13))
-
-
 def test_a_still_shows_the_first_and_the_last_frame():
     clip = noise(9, 3, 5, 7)
     shown = still(clip)

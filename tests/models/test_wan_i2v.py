@@ -18,7 +18,6 @@ from diffrl.models.placement import Placement
 from diffrl.models.tiny import build_pipeline, save_pipeline
 from diffrl.records import Prompt
 from tests.conftest import WORDS
-from tests.tiers import daily
 
 PROMPTS = ["a red circle", "two blue squares above a green triangle"]
 STEPS = 3
@@ -65,10 +64,7 @@ def euler(adapter, latents, conditioning, guidance_scale):
     return latents
 
 
-CASES = [(False, 1.0, (32, 48)), (False, 5.0, (64, 96)), (True, 1.0, (64, 96)), (True, 5.0, (32, 48))]
-
-
-@pytest.mark.parametrize(("two", "guidance", "size"), daily(CASES, [CASES[1], CASES[3]]))
+@pytest.mark.parametrize(("two", "guidance", "size"), [(False, 5.0, (64, 96)), (True, 1.0, (32, 48))])
 def test_videos_equal_the_stock_pipeline_from_the_same_latents(load, two, guidance, size):
     """Of images of the size that is drawn, and of larger ones that are scaled to it: one stock call each."""
     adapter = load(two, height=32, width=48, frames=9)

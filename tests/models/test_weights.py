@@ -78,7 +78,7 @@ def test_every_component_is_compared(copy, family):
 
 @pytest.mark.parametrize(
     ("family", "component"),
-    [("sd3", "text_encoder"), ("sd3", "transformer"), ("sd3", "vae"), ("wan", "text_encoder"), ("wan", "vae")],
+    [("sd3", "text_encoder"), ("sd3", "transformer"), ("wan", "vae")],
 )
 def test_weights_that_would_be_random(copy, family, component):
     folder = copy(family)
@@ -98,8 +98,14 @@ def test_check_and_generate_refuse_what_would_be_random(copy, tmp_path, capsys):
     assert ended.value.code == 2 and "would stay random" in " ".join(capsys.readouterr().err.split())
 
 
-@pytest.mark.parametrize("scale", ["scale_weight", "scale_input", "weight_scale"])
-@pytest.mark.parametrize(("family", "component"), [("sd3", "transformer"), ("wan", "text_encoder")])
+@pytest.mark.parametrize(
+    ("family", "component", "scale"),
+    [
+        ("sd3", "transformer", "scale_weight"),
+        ("sd3", "transformer", "scale_input"),
+        ("wan", "text_encoder", "weight_scale"),
+    ],
+)
 def test_scaled_fp8_is_not_used_without_its_scale(copy, family, component, scale):
     folder = copy(family)
 
@@ -134,7 +140,7 @@ def shard(part):
     return index, [part / name for name in names]
 
 
-@pytest.mark.parametrize("component", ["transformer", "text_encoder_2", "vae"])
+@pytest.mark.parametrize("component", ["transformer", "text_encoder_2"])
 def test_shards(copy, component):
     folder = copy()
     index, (first, second) = shard(folder / component)
@@ -171,8 +177,9 @@ def as_variant(part, sharded=False):
             file.unlink()
 
 
-@pytest.mark.parametrize("sharded", [False, True])
-@pytest.mark.parametrize(("family", "component"), [("sd3", "text_encoder_3"), ("wan", "transformer")])
+@pytest.mark.parametrize(
+    ("family", "component", "sharded"), [("sd3", "text_encoder_3", True), ("wan", "transformer", False)]
+)
 def test_a_variant_alone_is_named(copy, family, component, sharded):
     folder = copy(family)
     as_variant(folder / component, sharded)
@@ -182,8 +189,7 @@ def test_a_variant_alone_is_named(copy, family, component, sharded):
     )
 
 
-@pytest.mark.parametrize("sharded", [False, True])
-@pytest.mark.parametrize("component", ["text_encoder", "transformer"])
+@pytest.mark.parametrize(("component", "sharded"), [("text_encoder", False), ("transformer", True)])
 def test_a_variant_is_what_stock_diffusers_loads(copy, tmp_path, component, sharded):
     """Parts that have it are read from it, beside plain files too; the others from their plain files."""
     folder = copy()
@@ -268,8 +274,6 @@ def test_a_quantised_text_encoder_is_compared_by_loading(copy, lost):
         "transformer/config.json",
         "transformer/diffusion_pytorch_model.safetensors",
         "text_encoder/model.safetensors",
-        "vae/diffusion_pytorch_model.safetensors",
-        "tokenizer/tokenizer.json",
         "tokenizer_3/tokenizer.json",
     ],
 )
@@ -295,14 +299,12 @@ def test_links_of_the_hubs_cache(copy, tmp_path, file):
     refused(folder, f"{file} cannot be read: No such file or directory. It is a link to .*blob'. Fetch it again.")
 
 
-@pytest.mark.parametrize("value", [float("nan"), float("inf"), float("-inf")])
 @pytest.mark.parametrize(
-    ("family", "component", "key"),
+    ("family", "component", "key", "value"),
     [
-        ("sd3", "transformer", "proj_out.bias"),
-        ("sd3", "text_encoder", "text_model.embeddings.token_embedding.weight"),  # of words that no prompt has
-        ("sd3", "vae", "decoder.conv_norm_out.weight"),
-        ("wan", "text_encoder", "encoder.block.0.layer.0.layer_norm.weight"),
+        ("sd3", "transformer", "proj_out.bias", float("nan")),
+        ("sd3", "text_encoder", "text_model.embeddings.token_embedding.weight", float("inf")),  # of unused words
+        ("wan", "text_encoder", "encoder.block.0.layer.0.layer_norm.weight", float("-inf")),
     ],
 )
 def test_weights_that_are_no_numbers_are_named(copy, family, component, key, value):

@@ -35,16 +35,6 @@ def test_the_noise_is_addressed(rollout, levels):
         assert not torch.equal(examples_of(other, changed).sigma, one.sigma)
 
 
-def test_the_noise_levels_of_a_prompt_are_spread_evenly():
-    rollout = rollout_of([5, 7], torch.zeros(6, *SHAPE))
-    sigma = examples_of(NFT(seed=1, levels=4), rollout).sigma.reshape(2, 12)
-    strata = (sigma * 12).floor().long().sort(1).values
-    assert torch.equal(strata, torch.arange(12).expand(2, 12))
-    noise = examples_of(NFT(seed=1, levels=4), rollout)
-    ones = noise.latents / noise.sigma.reshape(-1, 1, 1, 1)  # clean latents are 0
-    assert abs(float(ones.mean())) < 0.15 and float(ones.std()) == pytest.approx(1.0, abs=0.1)
-
-
 def test_what_the_network_sees_is_the_clean_sample_and_noise_at_its_level(rollout):
     seen = examples_of(NFT(seed=1, levels=2), rollout)
     noise_alone = examples_of(NFT(seed=1, levels=2), rollout_of([5, 7], torch.zeros(6, *SHAPE)))
@@ -98,23 +88,6 @@ def test_loss_and_gradient_are_the_papers(rollout, beta, kl):
         assert active == list(range(6))
         assert float(policy.weight.grad) == pytest.approx(float(naive.weight.grad), rel=1e-4)
     assert metrics.keys() == set(objective.metrics)
-
-
-def test_the_policy_that_drew_the_samples_has_no_gap(rollout):
-    objective, policy = NFT(seed=1), Policy(0.4)
-    examples = examples_of(objective, rollout, old=policy)
-    taken = examples.take(torch.nonzero(examples.active).flatten())
-    assert objective.loss(taken, policy, None)[1]["velocity_gap"].abs().max() == 0
-    assert objective.loss(taken, Policy(0.5), None)[1]["velocity_gap"].min() > 0
-    assert list(objective.on_policy_errors(rollout, policy, 4)) == []
-
-
-def test_units_are_taken_whole(rollout):
-    examples = examples_of(NFT(seed=1), rollout)
-    taken = examples.take(torch.tensor([4, 1]))
-    for name, column in vars(examples).items():
-        assert torch.equal(getattr(taken, name), column[[4, 1]]), name
-    assert taken.term_prompt.tolist() == [1, 0]
 
 
 def test_samples_that_are_missing_leave_the_others_alone(rollout):

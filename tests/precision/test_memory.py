@@ -50,15 +50,14 @@ class Deep(nn.Module):
         self.proj_out = nn.Linear(WIDTH, 3)
 
 
-@pytest.mark.parametrize("lora", [False, True], ids=["full", "lora"])
 @pytest.mark.parametrize(
-    ("precision", "engine", "size"),
+    ("precision", "engine", "size", "lora"),
     [
-        ("int8", "auto", 1),
-        ("int8", "torchao", 1),
-        ("fp8", "auto", 1),
-        ("bfloat16", "auto", 2),
-        ("nvfp4", "emulated", 4),
+        ("int8", "auto", 1, True),
+        ("int8", "torchao", 1, False),
+        ("fp8", "auto", 1, False),
+        ("bfloat16", "auto", 2, True),
+        ("nvfp4", "emulated", 4, False),
     ],
 )
 @pytest.mark.long

@@ -43,8 +43,6 @@ def test_a_linear_layer_is_a_pointwise_convolution():
     ("precision", "engine", "error"),
     [
         ("int8", "auto", 0.02),
-        ("fp8", "auto", 0.04),
-        ("mxfp8", "emulated", 0.06),
         ("nvfp4", "emulated", 0.2),
     ],
 )

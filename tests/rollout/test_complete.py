@@ -72,22 +72,6 @@ def test_completions_of_chosen_paths(chosen):
     assert len(part) == len(keys) and torch.equal(part, whole[[places[key] for key in keys]])
 
 
-def test_with_one_stochastic_step_only_roots_are_completed_and_to_the_ode_samples():
-    """The completion of a root is the sample that its noise would have become: the same noise, no other."""
-    for solver in ("ode", "ab2"):
-        case, adapter = Case({2: 2}, solver=solver), FakeAdapter()
-        found = completions(case, adapter)
-        assert len(found) == 6 and torch.equal(found, Case(solver=solver).draw(adapter).latents)
-
-
-def test_a_completion_coincides_with_the_path_whose_noise_stops_there():
-    """Of two stochastic steps, the completion after the first is the sample of a tree that has only that one."""
-    adapter = FakeAdapter()
-    both, first = Case({1: 3, 4: 2}, solver="ab2"), Case({1: 3}, solver="ab2")
-    found = completions(both, adapter)
-    assert torch.equal(found[6:], first.draw(adapter).latents)
-
-
 def test_nothing_lies_inside_a_forest_without_noise():
     assert inner_nodes(plan_forest(3, 2, {})).tolist() == []
     assert inner_nodes(chains(torch.tensor([0, 1]))).tolist() == []

@@ -1,27 +1,17 @@
 """Forests from noise to latents: against one path at a time, with noise that can be read off, and on a real network."""
 
 import math
-from collections import Counter
 from dataclasses import replace
 
 import pytest
 import torch
 from torch.distributions import Normal
 
-from diffrl.functional.dynamics import Step
-from diffrl.functional.steps import coarse_levels
 from diffrl.models.loading import load_adapter
 from diffrl.records import Edges
-from diffrl.rollout.address import Address
-from diffrl.rollout.denoise import Sampler, denoise
-from diffrl.rollout.noise import noise_at
-from diffrl.rollout.observers import EdgeRecorder, take_origins
-from diffrl.rollout.tree import chains, plan_forest, root_addresses, subset
+from diffrl.rollout.observers import take_origins
+from diffrl.rollout.tree import subset
 from tests.rollout.oracle import (
-    BATCH,
-    GROUPS,
-    ITERATION,
-    SEED,
     Case,
     FakeAdapter,
     draw_noise,
@@ -156,44 +146,7 @@ def test_micro_batches_change_no_bit(micro_batch):
         assert torch.equal(getattr(whole.edges, name), getattr(parts.edges, name))
 
 
-def test_chains_without_noise_are_the_ode():
-    adapter, prompt = FakeAdapter(), torch.tensor([2, 0, 2, 1])
-    roots = [Address("eval", 0, 0, 0, i) for i in range(4)]
-    conditioning = adapter.encode_prompts([prompt.text for prompt in BATCH.prompts])
-    sampler = Sampler(adapter.sigmas(5), micro_batch=3)
-    recorder = EdgeRecorder(chains(prompt))
-    latents = denoise(adapter, conditioning, chains(prompt), roots, sampler, observe=[recorder])
-    net, sigmas = net_of(adapter), sampler.sigmas.double().tolist()
-    for row in range(4):
-        x = noise_at([roots[row]], adapter.shape)[0].double()
-        for s, n in zip(sigmas, sigmas[1:], strict=False):
-            x = x - (s - n) * net(x, s, int(prompt[row]))
-        close(latents[row], x)
-    edges = recorder.edges()
-    assert len(edges) == 0 and edges.latents.shape == (0, *adapter.shape)
-    assert edges.origin.dtype == edges.node.dtype == edges.step.dtype == torch.int64
-
-
 # --- what is kept -----------------------------------------------------------------------------------------------------
-
-
-def test_one_origin_serves_all_its_children():
-    case = Case({0: 2, 2: 1, 3: 3})
-    edges, forest = case.draw(FakeAdapter()).edges, case.forest
-    width = {0: 2, 2: 1, 3: 3}
-    assert Counter(edges.step.tolist()) == {0: 6, 2: 12, 3: 12}
-    for origin, count in Counter(edges.origin.tolist()).items():
-        assert count == width[int(edges.step[origin])]
-        nodes = edges.node[edges.origin == origin]
-        assert len(forest.parent[nodes].unique()) == 1 and forest.child[nodes].tolist() == list(range(count))
-    assert edges.origin.tolist() == sorted(edges.origin.tolist())
-    ending = {int(node): row for row, node in enumerate(edges.node)}
-    for row in (edges.edge_step == 3).nonzero().flatten().tolist():  # step 3 begins where step 2 ended
-        before = ending[int(forest.parent[edges.node[row]])]
-        assert torch.equal(edges.latents[edges.origin[row]], edges.next_latents[before])
-    assert (
-        len(edges.stored) == 6 + 12 + 12 + 12 + 36
-    )  # roots; ends of 0; beginnings of 2, not its ends; ends of 2; of 3
 
 
 def test_every_latent_of_a_chain_is_stored_once():
@@ -217,114 +170,6 @@ def test_only_the_asked_steps_are_recorded(record):
     mine, theirs = some.edges, whole.edges
     assert torch.equal(mine.latents[mine.origin], theirs.latents[theirs.origin[wanted]])
     assert len(mine.step) == sum(step in record for step in theirs.step.tolist())
-
-
-def test_the_last_step_has_no_noise():
-    case, adapter = Case(dict.fromkeys(range(6), 1)), FakeAdapter()
-    drawn = case.draw(adapter)
-    assert drawn.edges.sigma_next.min() > 0 and drawn.edges.step.max() == 5
-    last = drawn.edges.next_latents[drawn.edges.edge_step == 5]
-    sigma = adapter.sigmas(7)[6]
-    for row, key in enumerate(case.sample_keys()):
-        x = last[row].double()
-        close(drawn.latents[row], x - float(sigma) * net_of(adapter)(x, float(sigma), key[0]))
-
-
-# --- noise that can be read off ---------------------------------------------------------------------------------------
-
-
-class WideAdapter(FakeAdapter):
-    shape = (60,)
-
-    def velocity(self, latents, sigma, conditioning, guidance_scale):
-        return torch.zeros_like(latents)
-
-
-def bare_noise(forest, correlation, seed=SEED, levels=None, steps=7):
-    """Noise of each node by the library's own denoising, whose transition returns nothing else; roots are 0."""
-    adapter = WideAdapter()
-    sampler = Sampler(
-        adapter.sigmas(steps), levels, lambda x, v, s, n: Step(torch.zeros_like(x), torch.ones(1, 1)), correlation
-    )
-    roots = root_addresses(forest, BATCH, seed)
-    recorder = EdgeRecorder(forest)
-    denoise(adapter, {"gain": torch.zeros(3)}, forest, roots, sampler, observe=[recorder])
-    edges = recorder.edges()
-    noise = torch.zeros(len(forest.parent), 60)
-    noise[edges.node] = edges.next_latents
-    return noise
-
-
-def test_noise_of_chains_has_zeros_for_a_path():
-    forest = plan_forest(3, 2, dict.fromkeys([1, 2, 4], 1))
-    noise = bare_noise(forest, 4.0)
-    for node, (prompt, root, _) in enumerate(node_keys(forest)):
-        step = int(forest.step[node])
-        if step >= 0:
-            address = Address("train", SEED, ITERATION, GROUPS[prompt], root, (0,) * (step + 1))
-            assert torch.equal(noise[node], noise_at([address], (60,))[0])
-
-
-def test_noise_of_a_tree_is_addressed_by_its_path():
-    forest = plan_forest(3, 2, {1: 2, 2: 1, 4: 3})
-    noise = bare_noise(forest, 0.5)
-    for node, (prompt, root, taken) in enumerate(node_keys(forest)):
-        if not taken:
-            continue
-        full = [0] * (int(forest.step[node]) + 1)  # one index a step of the full grid
-        for step, child in zip((1, 2, 4), taken, strict=False):
-            full[step] = child
-        base = Address("train", SEED, ITERATION, GROUPS[prompt], root, tuple(full))
-        own = noise_at([base], (60,))[0]
-        if int(forest.step[node]) == 2:
-            assert torch.equal(noise[node], own)
-        else:
-            shared = noise_at([base._replace(path=(*full[:-1], -1))], (60,))[0]
-            torch.testing.assert_close(noise[node], (shared + 0.5 * own) / math.sqrt(1.25), rtol=1e-6, atol=1e-6)
-
-
-@pytest.mark.parametrize(
-    "levels", [(0, 1, 2, 3, 4, 5, 11), (0, 1, 4, 5, 8, 9, 11), coarse_levels(11, (0, 4), 5)], ids=str
-)
-@pytest.mark.parametrize("correlation", [4.0, math.inf])
-def test_a_coarse_grid_draws_the_same_noise(levels, correlation):
-    forest = plan_forest(3, 2, {0: 3, 4: 2})
-    full, coarse = (bare_noise(forest, correlation, levels=grid, steps=11) for grid in (None, levels))
-    assert torch.equal(full, coarse)
-    part = subset(forest, torch.tensor([4, 19, 35]))
-    keys = node_keys(forest)
-    rows = [keys.index(key) for key in node_keys(part)]
-    assert torch.equal(bare_noise(part, correlation, levels=levels, steps=11), full[rows])
-
-
-@pytest.mark.parametrize("seed", [0, 1, 2])
-@pytest.mark.parametrize("c", [0.0, 0.5, 1.0, 4.0, math.inf])
-def test_siblings_are_unit_normal_and_correlate_as_stated(c, seed):
-    forest = plan_forest(3, 53, {0: 3, 3: 2})
-    noise = bare_noise(forest, c, seed).double()
-    first = noise[forest.step == 0].reshape(3 * 53, 3, 60)
-    second = noise[forest.step == 3].reshape(3 * 53 * 3, 2, 60)
-    stated = 0.0 if c == math.inf else 1 / (1 + c * c)
-
-    def correlation(a, b):
-        return float((a * b).mean()), 4 * math.sqrt(1 + stated**2) / math.sqrt(a.numel())
-
-    for siblings in (first, second):
-        for k in range(siblings.shape[1]):
-            values = siblings[:, k]
-            assert abs(float(values.mean())) < 4 / math.sqrt(values.numel())
-            assert abs(float(values.var()) - 1) < 4 * math.sqrt(2 / values.numel())
-        for i, j in [(0, 1), (0, siblings.shape[1] - 1), (siblings.shape[1] - 1, 1)]:
-            if i != j:
-                found, tolerance = correlation(siblings[:, i], siblings[:, j])
-                assert abs(found - stated) < tolerance
-    strangers = [
-        (first[:-1, 0], first[1:, 0]),  # other trees
-        (second[0::3, 0], second[1::3, 0]),  # cousins
-        (first.reshape(-1, 60), second[:, 0]),  # parent and child
-    ]
-    for a, b in strangers:
-        assert abs(float((a * b).mean())) < 4 / math.sqrt(a.numel())
 
 
 # --- edges by their origins -------------------------------------------------------------------------------------------
@@ -354,15 +199,6 @@ def test_origins_bring_their_edges(seed):
         assert torch.equal(index[part.origin], edges.origin[rows])
 
 
-def test_parts_of_parts_name_the_same_edges():
-    edges = FOREST.draw(FakeAdapter()).edges
-    first, rows = take_origins(edges, torch.tensor([9, 2, 40, 17]))
-    second, again = take_origins(first, torch.tensor([3, 0]))
-    direct, expected = take_origins(edges, torch.tensor([17, 9]))
-    assert torch.equal(rows[again], expected) and torch.equal(second.next_latents, direct.next_latents)
-    assert torch.equal(second.origin, direct.origin)
-
-
 # --- a real network ---------------------------------------------------------------------------------------------------
 
 
@@ -376,18 +212,3 @@ def test_a_forest_of_a_real_pipeline_is_its_paths(sd3):
     drawn = case.draw(sd3, predict=True, micro_batch=5)
     walked = walk(case, net_of(sd3, dtype=torch.float32), (4, 8, 8), sd3.sigmas(5), case.sample_keys())
     check_against_paths(case, sd3, (4, 8, 8), drawn, case.forest, case.sample_keys(), walked)
-
-
-def test_a_chosen_path_of_a_real_pipeline_is_that_of_the_tree(sd3):
-    case = Case({0: 2, 3: 2}, steps=5, guidance=2.5)
-    chosen = torch.tensor([3, 9, 10, 22])
-    whole, part = case.draw(sd3), case.draw(sd3, subset(case.forest, chosen), micro_batch=3)
-    torch.testing.assert_close(part.latents, whole.latents[chosen], rtol=1e-4, atol=1e-5)
-    ends = node_keys(case.forest)
-    row = {ends[int(node)]: i for i, node in enumerate(whole.edges.node)}
-    nodes = node_keys(subset(case.forest, chosen))
-    same = torch.tensor([row[nodes[int(node)]] for node in part.edges.node])
-    torch.testing.assert_close(part.edges.old_log_prob, whole.edges.old_log_prob[same], rtol=1e-4, atol=1e-5)
-    torch.testing.assert_close(part.edges.next_latents, whole.edges.next_latents[same], rtol=1e-4, atol=1e-5)
-    unguided = Case({0: 2, 3: 2}, steps=5).draw(sd3)
-    assert (unguided.latents - whole.latents).abs().max() > 1e-3

@@ -5,10 +5,8 @@ from contextlib import contextmanager
 import pytest
 import torch
 
-from diffrl.errors import GuardStop
-from diffrl.models.images import BrokenPictureError
 from diffrl.rollout.explore import explore, prompt_samples
-from diffrl.rollout.regenerate import decode, regenerate
+from diffrl.rollout.regenerate import regenerate
 from diffrl.rollout.tree import plan_forest, root_addresses, subset
 from tests.rollout.oracle import BATCH, SEED, Case, FakeAdapter
 
@@ -56,35 +54,8 @@ def test_chosen_candidates_come_back_bit_by_bit_and_differ_on_a_coarse_grid():
     assert not torch.equal(coarse[chosen], rollout.images)
 
 
-def test_a_rollout_holds_what_was_drawn():
-    adapter = FakeAdapter()
-    rollout = regenerate(*arguments(CASE, adapter, CASE.forest), record=[3], decode_batch=7)
-    drawn = CASE.draw(adapter, record=[3])
-    assert rollout.batch is BATCH and rollout.predicted is None and torch.equal(rollout.sigmas, adapter.sigmas(7))
-    assert torch.equal(rollout.latents, drawn.latents) and torch.equal(rollout.edges.node, drawn.edges.node)
-    assert torch.equal(rollout.edges.old_log_prob, drawn.edges.old_log_prob)
-
-
 def test_prompt_samples_are_rows_by_prompt():
     forest = plan_forest(3, 2, {0: 2, 1: 3})
     assert [rows.tolist() for rows in prompt_samples(forest)] == [list(range(12 * p, 12 * p + 12)) for p in range(3)]
     part = subset(forest, torch.tensor([1, 5, 13, 24, 25, 35]))
     assert [rows.tolist() for rows in prompt_samples(part)] == [[0, 1], [2], [3, 4, 5]]
-
-
-def test_a_broken_sample_stops_and_is_named():
-    latents = torch.zeros(5, 3, 2, 5)
-    latents[3, 0, 1, 2] = torch.inf
-    with pytest.raises(GuardStop, match=r"1 of 5 samples hold NaN or inf.*'p3'"):
-        decode(FakeAdapter(), latents, 2, [f"p{i}" for i in range(5)])
-
-
-def test_a_broken_picture_stops_and_is_named():
-    class Broken(FakeAdapter):
-        def decode(self, latents):
-            if len(latents) < 2:
-                raise BrokenPictureError([0], 1)
-            return super().decode(latents)
-
-    with pytest.raises(GuardStop, match="gave NaN or inf for 'p4'"):
-        decode(Broken(), torch.zeros(5, 3, 2, 5), 2, [f"p{i}" for i in range(5)])

@@ -66,23 +66,6 @@ def test_all_keeps_everything():
     assert set(chosen.reason) == {"all"} and not chosen.audit.any()
 
 
-def test_best_and_worst_of_each_prompt_with_their_ranks():
-    rewards = random_rewards(3)
-    for rewards_of, found in zip(
-        rewards.tolist(), by_prompt(choose(exploration(rewards), "best_worst", 5, 2, 1)), strict=True
-    ):
-        order = sorted(range(EACH), key=lambda i: -rewards_of[i])
-        expected = {
-            order[0]: "best 1",
-            order[1]: "best 2",
-            order[2]: "best 3",
-            order[-1]: "worst 1",
-            order[-2]: "worst 2",
-        }
-        assert {row: reason for row, reason, audited in found if not audited} == expected
-        assert not {row for row, _, audited in found if audited} & set(expected)
-
-
 def test_contrast_takes_both_sides_of_the_widest_split():
     rewards = torch.zeros(5, EACH)
     for prompt in range(5):  # below one node, all in the prompt's own second tree

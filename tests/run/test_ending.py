@@ -70,8 +70,7 @@ def test_a_signal_that_nothing_answers_ends_the_process_in_words(where):
 
 
 @pytest.mark.long
-@pytest.mark.parametrize("where", ["in_c", "deaf"])
-@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+@pytest.mark.parametrize(("where", "number"), [("in_c", signal.SIGTERM), ("deaf", signal.SIGINT)])
 def test_a_second_signal_ends_the_process_wherever_it_hangs(where, number):
     code, said = hang(where, 3600, number, number)
     assert code == 128 + number and "could not be obeyed" in said and "What is kept." in said
@@ -141,7 +140,7 @@ def test_a_signal_while_the_summary_is_written_lets_it_be_finished(random_sd3, t
     assert all((tmp_path / "run" / name).exists() for name in ("summary.json", "curve.png", "report.html"))
 
 
-@pytest.mark.parametrize("stranger", [SystemExit(0), SystemExit(), KeyboardInterrupt()], ids=repr)
+@pytest.mark.parametrize("stranger", [SystemExit(0), KeyboardInterrupt()], ids=repr)
 @pytest.mark.long
 def test_an_exit_that_is_not_ours_is_a_failure(random_sd3, tmp_path, monkeypatch, stranger):
     def ends(trainer):

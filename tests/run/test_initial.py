@@ -14,7 +14,7 @@ from diffrl.run.set_aside import BEFORE
 from diffrl.run.start_weights import begin_with, pin_initial
 from diffrl.studies.compare.arguments import Candidate, load_candidates
 from diffrl.training.loop import Trainer
-from tests.run.test_resume import Crash, crash_at
+from tests.run.test_resume import crashing
 from tests.tiers import daily
 from tests.training.harness import assert_same_run, go_on, rows_of, settings, start, write_config
 
@@ -71,19 +71,17 @@ def test_the_reference_stays_the_pipeline(random_sd3, tmp_path, sources):
     assert rows_of(plain)[1]["update/reference_kl"] == 0.0 < rows_of(begun)[1]["update/reference_kl"]
 
 
-def killed(pipeline, directory, source, monkeypatch):
+def killed(pipeline, directory, source):
     """A run that was killed in its second iteration, before its first checkpoint."""
-    with monkeypatch.context() as patch:
-        crash_at(patch, Trainer, "iterate", 2)
-        with pytest.raises(Crash):
-            start(second(pipeline, directory, source, run={"checkpoint_every": 2}))
+    with crashing(Trainer, "iterate", 2):
+        start(second(pipeline, directory, source, run={"checkpoint_every": 2}))
     return directory / "run"
 
 
-def test_killed_before_its_first_checkpoint_it_begins_with_the_same(random_sd3, tmp_path, sources, monkeypatch):
+def test_killed_before_its_first_checkpoint_it_begins_with_the_same(random_sd3, tmp_path, sources):
     source = shutil.copytree(sources["lora"], tmp_path / "lora")
     straight, _ = start(second(random_sd3, tmp_path / "straight", source, run={"checkpoint_every": 2}))
-    run = killed(random_sd3, tmp_path / "killed", source, monkeypatch)
+    run = killed(random_sd3, tmp_path / "killed", source)
     said = go_on(run)
     assert "it starts again from the beginning" in said and "Begins with the weights of" in said
     assert_same_run(run, straight)
@@ -113,8 +111,8 @@ def damage(source):
 GONE = {remove: "If it was moved", prune: "has those of 1", train_anew: "another checkpoint now", damage: "has 9 bytes"}
 
 
-def test_with_other_weights_or_none_it_does_not_begin_again(random_sd3, tmp_path, sources, monkeypatch):
-    run = killed(random_sd3, tmp_path, sources["lora"], monkeypatch)
+def test_with_other_weights_or_none_it_does_not_begin_again(random_sd3, tmp_path, sources):
+    run = killed(random_sd3, tmp_path, sources["lora"])
     before = (run / "metrics.jsonl").read_bytes()
     for number, (loss, words) in enumerate(GONE.items()):
         source = shutil.copytree(sources["lora"], tmp_path / f"copy-{number}")

@@ -77,9 +77,7 @@ def change_weight(folder):
 
 CHANGES = {
     "prompts.train": lambda folder: (folder / "p.txt").write_text(OTHERS),
-    "model.path/transformer": lambda folder: change_weight(folder / "base"),
     "rewards.bright code": lambda folder: (folder / "own_scale.py").write_text("# other"),
-    "rewards.bright": lambda folder: own_reward(folder, -1),
 }
 
 

@@ -13,7 +13,7 @@ from diffrl.run import completion
 from diffrl.run.resume import is_complete
 from diffrl.run.summary import unplanned_evaluations
 from diffrl.training.loop import Trainer
-from tests.run.test_resume import Crash, crash_at
+from tests.run.test_resume import Crash, crashing
 from tests.tiers import daily
 from tests.training.harness import go_on, last_checkpoint, rows_of, samples_of, settings, start, summary_of
 
@@ -97,17 +97,14 @@ MOMENTS = {
     "before config.yaml is written": (run_module, "write_config", True),
     "after it": (run_module, "write_config", False),
     "while the former end is moved": (run_module, "note_resumption", True),
-    "before the first new iteration": (Trainer, "iterate", True),
 }
 
 
 @pytest.mark.parametrize("moment", daily(MOMENTS, ["after it"]))
-def test_a_kill_on_the_way_loses_nothing(run, finished, tmp_path, monkeypatch, moment):
+def test_a_kill_on_the_way_loses_nothing(run, finished, tmp_path, moment):
     owner, name, before = MOMENTS[moment]
-    with monkeypatch.context() as patch:
-        crash_at(patch, owner, name, 1, before)
-        with pytest.raises(Crash):
-            longer(run)
+    with crashing(owner, name, 1, before):
+        longer(run)
     if "before config" in moment:
         assert iterations_of(run) == END
         assert "is finished" in go_on(run)
@@ -121,29 +118,16 @@ def test_a_kill_on_the_way_loses_nothing(run, finished, tmp_path, monkeypatch, m
     assert rows_of(run) == rows_of(other) and last_checkpoint(run) == last_checkpoint(other)
 
 
-def test_before_its_end_it_goes_on_from_its_newest_checkpoint(random_sd3, tmp_path, monkeypatch, straight):
+def test_before_its_end_it_goes_on_from_its_newest_checkpoint(random_sd3, tmp_path, straight):
     """Planned for 7, killed in the fourth, shortened to 5: the third was trained at another rate, and is kept."""
-    with monkeypatch.context() as patch:
-        crash_at(patch, Trainer, "iterate", 4)
-        with pytest.raises(Crash):
-            start(of_length(7, random_sd3, tmp_path))
+    with crashing(Trainer, "iterate", 4):
+        start(of_length(7, random_sd3, tmp_path))
     before = rows_of(tmp_path / "run")
     said = longer(tmp_path / "run")
     assert "5 iterations are to be trained in place of 7." in said and "from iteration 2 of 5" in said
     assert [row["iteration"] for row in before] == [0, 1, 2, 3] and rows_of(tmp_path / "run/before-1") == before
     assert rates(tmp_path / "run")[2:] == pytest.approx(rates(straight)[2:])
     assert rows_of(tmp_path / "run")[:3] == before[:3] and len(rows_of(tmp_path / "run")) == LONG + 1
-
-
-@pytest.mark.long
-def test_before_its_first_checkpoint_it_begins_again_with_the_new_length(random_sd3, tmp_path, monkeypatch, straight):
-    with monkeypatch.context() as patch:
-        crash_at(patch, Trainer, "iterate", 2)
-        with pytest.raises(Crash):
-            start(of_length(7, random_sd3, tmp_path))
-    longer(tmp_path / "run")
-    assert rows_of(tmp_path / "run") == rows_of(straight)
-    assert last_checkpoint(tmp_path / "run") == last_checkpoint(straight)
 
 
 def test_fewer_iterations_than_are_trained_are_refused_and_nothing_is_touched(run, monkeypatch, capsys):

@@ -16,7 +16,7 @@ from diffrl.preflight.check import check_config
 from diffrl.run.start_weights import pin_initial, restore_initial
 from diffrl.training.loop import Trainer
 from tests.conftest import WORDS
-from tests.run.test_resume import Crash, crash_at
+from tests.run.test_resume import crashing
 from tests.tiers import daily
 from tests.training.harness import assert_same_run, go_on, make_run, make_trainer, rows_of, settings, start
 
@@ -149,13 +149,11 @@ def test_an_exported_lora_goes_on_where_its_run_was(random_sd3, tmp_path, lora):
     assert kept["path"] == str(tmp_path / "exported") and len(kept["sha256"]) == 64
 
 
-def test_killed_before_its_first_checkpoint_it_begins_with_the_same(random_sd3, tmp_path, lora, monkeypatch):
+def test_killed_before_its_first_checkpoint_it_begins_with_the_same(random_sd3, tmp_path, lora):
     path = shutil.copyfile(lora, tmp_path / "mine.safetensors")
     straight, _ = start(of(random_sd3, tmp_path / "straight", path))
-    with monkeypatch.context() as patch:
-        crash_at(patch, Trainer, "iterate", 2)
-        with pytest.raises(Crash):
-            start(of(random_sd3, tmp_path / "killed", path))
+    with crashing(Trainer, "iterate", 2):
+        start(of(random_sd3, tmp_path / "killed", path))
     run = tmp_path / "killed/run"
     save_file({name: 2 * tensor for name, tensor in load_file(path).items()}, path)
     with pytest.raises(ConfigError, match="it is another LoRA now"):
@@ -191,28 +189,12 @@ WRONG = {
     "model.lora.rank=3": {"rank": 4},
     "also has": {"targets": ["attn.to_q"]},
     "lacks": {"targets": [*TARGETS, "attn.to_k"]},
-    "of this network": {},
-    "a DoRA": {},
-    "ranks 2, 3": {},
-    "holds no LoRA": {},
-    "Header|header": {},
 }
 
 
 @pytest.mark.parametrize("words", WRONG)
 def test_what_does_not_fit_is_one_sentence_of_check(random_sd3, tmp_path, lora, words):
-    path = shutil.copyfile(lora, tmp_path / "mine.safetensors")
-    tensors = load_file(path)
-    if words == "of this network":
-        save_file({k: v[:, :-1].contiguous() if "lora_A" in k else v for k, v in tensors.items()}, path)
-    elif words == "a DoRA":
-        path = published(random_sd3, tmp_path / "dora", use_dora=True)
-    elif words.startswith("ranks"):
-        path = published(random_sd3, tmp_path / "ranks", rank_pattern={"to_q": 2})
-    elif words.startswith("holds"):
-        save_file({"something": torch.zeros(3)}, path)
-    elif words.startswith("Header"):
-        path.write_bytes(b"no safetensors")
+    path = lora
     data = of(random_sd3, tmp_path, path, LORA | WRONG[words])
     with pytest.raises(ConfigError, match=words) as caught:
         check_config(make_config(data), ask_rewards=False)

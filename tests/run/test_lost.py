@@ -320,12 +320,6 @@ def test_a_run_does_not_go_on_with_another_configuration(run, path, to, named):
         find(run)
 
 
-def test_fewer_iterations_than_are_trained_are_refused(run):
-    edit(run, "run", "iterations", to=2)
-    with pytest.raises(ConfigError, match="run.iterations must be at least 3"):
-        find(run)
-
-
 def test_an_edited_configuration_is_one_message_and_nothing_is_touched(run, capsys):
     edit(run, "objective", "clip", to=0.5)
     before = everything(run)

@@ -11,13 +11,6 @@ from diffrl.terminal.progress import BLOCKS, Progress, sparkline
 from diffrl.terminal.watch import Counts, duration, watched
 
 
-@pytest.mark.parametrize(
-    ("seconds", "text"), [(0.4, "0s"), (59.4, "59s"), (60, "1m 00s"), (185.2, "3m 05s"), (7620, "2h 07m")]
-)
-def test_durations_read_as_people_say_them(seconds, text):
-    assert duration(seconds) == text
-
-
 def test_a_curve_rises_where_its_values_do():
     assert sparkline([]) == ""
     assert sparkline([2.0, 2.0]) == BLOCKS[0] * 2
@@ -44,8 +37,21 @@ def test_on_a_terminal_there_is_one_panel_with_curve_rate_and_eta():
     with Progress(Console(file=written, width=120, force_terminal=True), total=4) as progress:
         progress.resume(2, [0.1, 0.2])
         progress.iteration(3, 0.4, seconds=0.25)
+        pulse.begin("iteration 4", {"rollout": 60})
+        with pulse.phase("rollout"):
+            pulse.advance(pulse.NETWORK, 12)
+            progress.held_out(3, "strict 0.250")  # draws at once
     text = written.getvalue()
     assert "3/4" in text and "now 0.400" in text and "4.00 it/s" in text and BLOCKS[-1] in text
+    assert "iteration 4: rollout, 12/60 network evaluations" in text and "after 3: strict 0.250" in text
+
+
+@pytest.mark.parametrize(("seconds", "rate"), [(0.25, "4.00 it/s"), (12.5, "12.5 s/it"), (185.2, "3m 05s/it")])
+def test_a_slow_rate_is_told_in_the_time_of_an_iteration(seconds, rate):
+    written = io.StringIO()
+    with Progress(Console(file=written, width=200), total=1) as progress:
+        progress.iteration(1, 0.1, seconds=seconds)
+    assert rate in written.getvalue() and (duration(59.4), duration(7620)) == ("59s", "2h 07m")
 
 
 def test_other_ranks_are_silent_but_for_messages():
@@ -55,14 +61,6 @@ def test_other_ranks_are_silent_but_for_messages():
         progress.iteration(1, 0.5, seconds=1.0)
         progress.message("rank 1 has something to say")
     assert written.getvalue() == "rank 1 has something to say\n"
-
-
-@pytest.mark.parametrize(("seconds", "rate"), [(0.25, "4.00 it/s"), (12.5, "12.5 s/it"), (125, "2m 05s/it")])
-def test_a_slow_rate_is_told_in_seconds_an_iteration(seconds, rate):
-    written = io.StringIO()
-    with Progress(Console(file=written, width=200), total=1) as progress:
-        progress.iteration(1, 0.1, seconds=seconds)
-    assert rate in written.getvalue()
 
 
 def test_counts_are_of_the_phase_for_the_network_and_of_the_whole_for_all_else():
@@ -103,13 +101,3 @@ def test_an_interrupted_command_says_what_it_leaves(capsys):
     with pytest.raises(KeyboardInterrupt), watched(Console(file=io.StringIO()), "drawing", lambda: "Two are kept."):
         raise KeyboardInterrupt
     assert "Two are kept." in capsys.readouterr().err
-
-
-def test_a_terminal_shows_how_far_an_iteration_is():
-    written = io.StringIO()
-    with Progress(Console(file=written, width=120, force_terminal=True), total=4) as progress:
-        pulse.begin("iteration 1", {"rollout": 60})
-        with pulse.phase("rollout"):
-            pulse.advance(pulse.NETWORK, 12)
-            progress.held_out(0, "strict 0.250")  # draws at once
-    assert "iteration 1: rollout, 12/60 network evaluations" in written.getvalue()

@@ -1,10 +1,7 @@
 """A run that goes back to its newest healthy checkpoint: which one, with what, how often, and killed on the way."""
 
 import json
-import random
 import shutil
-import signal
-import time
 
 import pytest
 import torch
@@ -20,10 +17,9 @@ from diffrl.run.checkpoints import HEALTHY, NEWEST, Choice, choose_checkpoint
 from diffrl.run.resume import require_state
 from diffrl.tracking.health import health_of, read_health
 from diffrl.training.loop import Trainer
-from tests.patience import until
-from tests.run.test_resume import Crash, crash_at, run_through, run_until, runner  # noqa: F401
+from tests.run.test_resume import crashing
 from tests.tiers import daily
-from tests.training.harness import BRIGHTNESS, assert_same_run, go_on, rows_of, settings, start, write_config
+from tests.training.harness import BRIGHTNESS, assert_same_run, go_on, rows_of, settings, start
 
 ALARMED = {"sharpness": 1.0000001, "diversity": 0.0, "held_out_drop": 1e9}
 """Any difference in sharpness from the first samples is an alarm."""
@@ -121,44 +117,21 @@ def uninterrupted(random_sd3, tmp_path_factory):
 
 
 MOMENTS = {
-    "in the iteration that ends in it": (Trainer, "iterate", 2, False),
     "before the weights are back": (Trainer, "recovered", 1, True),
-    "when they are": (Trainer, "recovered", 2, False),
     "while the checkpoint after it is written": (journal, "save_checkpoint", 2, False),
     "in the next iteration": (Trainer, "iterate", 3, True),
-    "in the one after": (Trainer, "iterate", 4, False),
 }
 
 
 @pytest.mark.parametrize("moment", daily(list(MOMENTS), ["before the weights are back", "in the next iteration"]))
-def test_killed_around_it_the_run_is_the_same(random_sd3, tmp_path, monkeypatch, uninterrupted, moment):
-    with monkeypatch.context() as patch:
-        crash_at(patch, *MOMENTS[moment])
-        with pytest.raises(Crash):
-            start(between_checkpoints(random_sd3, tmp_path))
+def test_killed_around_it_the_run_is_the_same(random_sd3, tmp_path, uninterrupted, moment):
+    with crashing(*MOMENTS[moment]):
+        start(between_checkpoints(random_sd3, tmp_path))
     go_on(tmp_path / "run")
     assert_same_run(tmp_path / "run", uninterrupted)
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("seed", range(4))
-def test_kill_nine_at_random_moments(random_sd3, tmp_path, uninterrupted, runner, seed):  # noqa: F811
-    chance, run = random.Random(seed), tmp_path / "run"
-    arguments = ["train", write_config(between_checkpoints(random_sd3, tmp_path), tmp_path / "config.yaml")]
-
-    def moment():
-        until(lambda: (run / "config.yaml").exists())
-        time.sleep(chance.uniform(0.0, 2.0))
-
-    for _ in range(8):
-        if run_until(runner, moment, signal.SIGKILL, *arguments) == 0:
-            break
-        arguments = ["train", "--resume", run]
-    assert run_through(runner, "train", "--resume", run) == 0
-    assert_same_run(run, uninterrupted)
-
-
-def test_trees_are_drawn_with_the_weights_that_it_went_back_to(random_sd3, tmp_path, monkeypatch):
+def test_trees_are_drawn_with_the_weights_that_it_went_back_to(random_sd3, tmp_path):
     """A copy that gets weights every fourth iteration; a crash after the recovery finds the same ones."""
     rollout = {
         "steps": 5,
@@ -177,10 +150,8 @@ def test_trees_are_drawn_with_the_weights_that_it_went_back_to(random_sd3, tmp_p
 
     straight, _ = start(data("straight"))
     assert [row.get("sentinel/back_to") for row in rows_of(straight)] == [None, None, 0, None, None, None]
-    with monkeypatch.context() as patch:
-        crash_at(patch, Trainer, "iterate", 4)
-        with pytest.raises(Crash):
-            start(data("killed"))
+    with crashing(Trainer, "iterate", 4):
+        start(data("killed"))
     go_on(tmp_path / "killed/run")
     assert_same_run(tmp_path / "killed/run", straight)
 

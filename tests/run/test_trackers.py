@@ -24,33 +24,21 @@ def quiet():
 
 
 @pytest.mark.long
-def test_tensorboard_gets_the_rows_of_metrics_jsonl(run_settings):
-    from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
-
-    run_settings["run"]["iterations"] = 2
-    run_settings["track"]["tensorboard"] = True
-    run_dir = train(make_config(run_settings), quiet())
-    events = min(run_dir.rglob("events.out.tfevents.*"), key=lambda path: len(path.parts))  # deeper ones hold hparams
-    board = EventAccumulator(str(events.parent))
-    board.Reload()
-    rows = [json.loads(line) for line in (run_dir / "metrics.jsonl").read_text().splitlines()]
-    for name in ("reward/mean", "update/ratio_error_max", "network_evaluations"):
-        logged = {event.step: event.value for event in board.Scalars(name)}
-        assert logged == pytest.approx({row["iteration"]: row[name] for row in rows if name in row}, rel=1e-6)
-        assert set(logged) == {1, 2}
-
-
-@pytest.mark.long
-def test_tensorboard_shows_the_same_held_out_samples_at_every_evaluation(run_settings):
+def test_tensorboard_gets_the_rows_of_metrics_jsonl_and_the_same_held_out_samples_at_every_evaluation(run_settings):
     """Pixel for pixel those of the store, with prompt and scores beside them."""
     from tensorboard.backend.event_processing.event_accumulator import IMAGES, TENSORS, EventAccumulator
 
     run_settings["run"] |= {"iterations": 2, "eval_every": 1}
     run_settings["track"]["tensorboard"] = True
     run_dir = train(make_config(run_settings), quiet())
-    events = min(run_dir.rglob("events.out.tfevents.*"), key=lambda path: len(path.parts))
+    events = min(run_dir.rglob("events.out.tfevents.*"), key=lambda path: len(path.parts))  # deeper ones hold hparams
     board = EventAccumulator(str(events.parent), size_guidance={IMAGES: 0, TENSORS: 0})
     board.Reload()
+    rows = [json.loads(line) for line in (run_dir / "metrics.jsonl").read_text().splitlines()]
+    for name in ("reward/mean", "update/ratio_error_max", "network_evaluations"):
+        logged = {event.step: event.value for event in board.Scalars(name)}
+        assert logged == pytest.approx({row["iteration"]: row[name] for row in rows if name in row}, rel=1e-6)
+        assert set(logged) == {1, 2}
     names = board.Tags()["images"]
     assert len(names) == run_settings["track"]["pictures_per_evaluation"]
     with SampleStore.open_readonly(run_dir) as store:

@@ -7,6 +7,7 @@ import re
 from collections.abc import Iterator
 from contextlib import contextmanager, nullcontext
 from pathlib import Path
+from typing import Any, NamedTuple
 from unittest.mock import patch
 
 import pytest
@@ -14,6 +15,7 @@ import torch
 from rich.console import Console
 
 import diffrl.run.completion as completion
+import diffrl.training.update as update
 from diffrl.checkpoint.files import load_checkpoint
 from diffrl.config.load import dump_config, make_config
 from diffrl.lifecycle import resume, train
@@ -125,6 +127,35 @@ def record_gradients(trainer, into):
         step()
 
     trainer.session.optimizer.step = recorded
+
+
+class Spied(NamedTuple):
+    """An update: its gradient and loss, those of autograd of a definition, and what it trained on."""
+
+    gradient: torch.Tensor
+    expected: torch.Tensor
+    loss: float
+    wanted: float
+    taken: Any
+
+
+def spy_gradients(monkeypatch, definition):
+    """Compare each update that follows with autograd of `definition(term, taken, policy, reference)`, a mean loss."""
+    seen, accumulate = [], update.accumulate_gradient
+
+    def spied(ranks, policy, shares, predict, reference, micro_batch):
+        ((term, examples, index),) = shares
+        taken, names = examples.take(index), list(policy.parameters)
+        loss = definition(term, taken, predict[0], reference)
+        wanted = torch.autograd.grad(loss, [policy.parameters[name] for name in names], allow_unused=True)
+        found = accumulate(ranks, policy, shares, predict, reference, micro_batch)
+        kept = {name: gradient for name, gradient in zip(names, wanted, strict=True) if gradient is not None}
+        own = flat({name: policy.parameters[name].grad for name in kept})
+        seen.append(Spied(own, flat(kept), found.loss, float(loss.detach()), taken))
+        return found
+
+    monkeypatch.setattr(update, "accumulate_gradient", spied)
+    return seen
 
 
 def flat(tensors):

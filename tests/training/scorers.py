@@ -4,7 +4,6 @@ import os
 import signal
 import time
 from dataclasses import replace
-from pathlib import Path
 
 import torch
 
@@ -96,18 +95,6 @@ class SleepsOnTheSecondRank(Brightness):
     def __call__(self, batch):
         seconds, self.seconds = self.seconds, 0
         time.sleep(seconds * (os.environ.get("RANK", "0") != "0"))
-        return super().__call__(batch)
-
-
-class Deletes(Brightness):
-    """Brightness that removes a file when it is first asked about held-out images."""
-
-    def __init__(self, path):
-        super().__init__()
-        self.path = path
-
-    def __call__(self, batch):
-        Path(self.path).unlink(missing_ok=True)
         return super().__call__(batch)
 
 

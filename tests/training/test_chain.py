@@ -7,9 +7,7 @@ from diffrl.config.load import make_config
 from diffrl.cost.plan import make_plan, prompt_cost
 from diffrl.rollout.tree import plan_forest, sample_paths, subset
 from diffrl.studies.compare.selected import _evaluations, average_cost
-from diffrl.training.loop import Trainer
-from tests.run.test_resume import Crash, crash_at
-from tests.training.harness import EXPLORE, FOREST, assert_same_run, go_on, rows_of, settings, start
+from tests.training.harness import EXPLORE, FOREST, rows_of, settings, start
 
 POINTS = {"constraint": True, "balance": True}
 CREDIT = {"reward": "turning_point", "value": "leaves", "turning_points": POINTS, "normalise": "depth"}
@@ -42,17 +40,6 @@ def test_whole_families_train_on_policy_at_what_was_planned(random_sd3, tmp_path
     assert planned["rollout"] == 2 * 3 * average.rollout and planned["explore"] == sum(
         row["evaluations/explore"] for row in rows
     )
-
-
-@pytest.mark.long
-def test_the_chain_resumes_bit_for_bit(random_sd3, tmp_path, monkeypatch):
-    straight, _ = start(chain(random_sd3, tmp_path / "a"))
-    with monkeypatch.context() as patch:
-        crash_at(patch, Trainer, "iterate", 3)
-        with pytest.raises(Crash):
-            start(chain(random_sd3, tmp_path / "b"))
-    go_on(tmp_path / "b/run")
-    assert_same_run(tmp_path / "b/run", straight)
 
 
 def test_evaluations_are_those_of_every_prefix_once():

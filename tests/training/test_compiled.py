@@ -40,8 +40,6 @@ def compiled_run(pipeline, directory, family, **model):
     ("family", "lora"),
     [
         pytest.param("sd3", LORA, marks=pytest.mark.long),
-        pytest.param("sd3", None, marks=pytest.mark.slow),
-        pytest.param("flux", LORA, marks=pytest.mark.slow),
         pytest.param("flux", None, marks=pytest.mark.slow),
     ],
 )
@@ -59,16 +57,6 @@ def test_nothing_runs_uncompiled(random_pipelines, tmp_path, family, lora):
     assert [blocks.graphs for blocks in made] == seen, "weights that change must not compile anything anew"
     assert (metrics["compile/graphs"], metrics["compile/missed"]) == (sum(seen), 0)
     assert "uncompiled" not in run.shown.getvalue()
-
-
-@pytest.mark.slow
-def test_another_attention_is_compiled_or_what_is_not_is_told(random_sd3, tmp_path):
-    trainer, run = make_run(compiled_run(random_sd3, tmp_path, "sd3", lora=LORA, attention="_native_math"))
-    metrics = trainer.iterate().metrics
-    run.journal.close()
-    assert trainer.updater.on_policy_error < 1e-5 and not counters["unimplemented"]
-    told = run.shown.getvalue().count("model.compile left a part of the blocks uncompiled")
-    assert told == metrics["compile/missed"] == len(counters["graph_break"])
 
 
 @pytest.mark.slow

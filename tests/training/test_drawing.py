@@ -12,8 +12,7 @@ from diffrl.precision.choice import sums_int8_exactly
 from diffrl.rollout.tree import plan_forest
 from diffrl.training.drawing import FidelityWatch, mean_cosine, taught
 from diffrl.training.loop import Trainer
-from tests.run.test_resume import Crash, assert_same_run, crash_at
-from tests.tiers import daily
+from tests.run.test_resume import assert_same_run, crashing
 from tests.training.harness import flat, go_on, make_run, make_trainer, start, weights_of
 from tests.training.test_tilt_training import LORA, tilt_data
 
@@ -31,8 +30,14 @@ def drawn_data(pipeline, directory, draw=NVFP4, **changes):
 # --- who draws -------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("at_once", [None, 1])
-@pytest.mark.parametrize("draw", daily([NVFP4, INT8, REAL_INT8, {"precision": "bfloat16"}], [NVFP4, INT8]))
+@pytest.mark.parametrize(
+    ("draw", "at_once"),
+    [
+        (NVFP4, 1),
+        pytest.param(REAL_INT8, None, marks=pytest.mark.long),
+        pytest.param({"precision": "bfloat16"}, None, marks=pytest.mark.long),
+    ],
+)
 def test_the_copy_draws_and_the_gate_sees_its_densities(random_sd3, tmp_path, draw, at_once):
     """A ratio of 1 of the copy that drew, to the last bit in the rollout's own calls; not under the policy."""
     if draw is REAL_INT8 and not sums_int8_exactly():
@@ -62,10 +67,9 @@ def test_what_trains_is_evaluated_by_the_policy(random_sd3, tmp_path):
     assert meter.by_precision["float32"] == meter.evaluations["update"] > 0 and meter.evaluations["audit"] == 0
 
 
-@pytest.mark.parametrize("lora", daily([None, LORA], [LORA]))
-def test_the_weights_that_draw_are_those_of_the_last_transfer(random_sd3, tmp_path, lora, monkeypatch):
+def test_the_weights_that_draw_are_those_of_the_last_transfer(random_sd3, tmp_path, monkeypatch):
     """Of every third iteration; the copy is asked for nothing else in between."""
-    model = {"family": "sd3", "path": str(random_sd3), "lora": lora}
+    model = {"family": "sd3", "path": str(random_sd3), "lora": LORA}
     data = drawn_data(random_sd3, tmp_path, INT8 | {"sync_every": 3}, model=model, run={"iterations": 5})
     trainer = make_trainer(data)
     copy, arrived = trainer.session.copy, []
@@ -82,15 +86,12 @@ def test_the_weights_that_draw_are_those_of_the_last_transfer(random_sd3, tmp_pa
     assert not torch.equal(before[0], before[3])
 
 
-@pytest.mark.parametrize("interrupted_after", daily([1, 2, 3], [2], [1, 3]))
-def test_a_run_whose_copy_lags_resumes_bit_for_bit(random_sd3, tmp_path, monkeypatch, interrupted_after):
+def test_a_run_whose_copy_lags_resumes_bit_for_bit(random_sd3, tmp_path):
     draw = INT8 | {"sync_every": 3, "fidelity": {"every": 2}}
     every = {"iterations": 5, "checkpoint_every": 1}
     straight, _ = start(drawn_data(random_sd3, tmp_path / "straight", draw, run=every))
-    with monkeypatch.context() as patched:
-        crash_at(patched, Trainer, "iterate", interrupted_after + 1)
-        with pytest.raises(Crash):
-            start(drawn_data(random_sd3, tmp_path / "broken", draw, run=every))
+    with crashing(Trainer, "iterate", 3):
+        start(drawn_data(random_sd3, tmp_path / "broken", draw, run=every))
     broken = tmp_path / "broken" / "run"
     go_on(broken)
     assert_same_run(broken, straight)
@@ -99,7 +100,7 @@ def test_a_run_whose_copy_lags_resumes_bit_for_bit(random_sd3, tmp_path, monkeyp
 # --- audits ----------------------------------------------------------------------------------------------------------
 
 
-def test_a_copy_that_computes_as_the_policy_teaches_the_same(random_sd3, tmp_path, monkeypatch):
+def test_a_copy_that_computes_as_the_policy_teaches_the_same(random_sd3, tmp_path):
     """The policy in the copy's place: cosine 1, error 0."""
     trainer = make_trainer(drawn_data(random_sd3, tmp_path, INT8))
     trainer.session.copy.module = trainer.session.adapter.transformer
@@ -200,10 +201,3 @@ def test_what_contradicts_it_is_refused(random_sd3, tmp_path, change, message):
             data[name] = value
     with pytest.raises(ConfigError, match=message):
         make_config(data)
-
-
-@pytest.mark.parametrize("kind", ["tilt", "nft", "awm", "dgpo", "crd"])
-def test_every_objective_without_a_ratio_may_be_drawn_for(random_sd3, tmp_path, kind):
-    data = drawn_data(random_sd3, tmp_path)
-    data["objective"] = {"kind": kind}
-    assert make_config(data).rollout.draw.precision == "nvfp4"

@@ -150,13 +150,6 @@ def test_commands_edit_an_image(random_pipelines, tmp_path, capsys):
 
 
 @pytest.mark.long
-def test_a_run_without_images_does_not_start(data):
-    data["prompts"]["eval"], data["eval"]["rewards"] = "shapes:tune", [{"name": "contrast"}]
-    with pytest.raises(ConfigError, match="prompts.eval must name an image to edit with every prompt"):
-        make_trainer(data)
-
-
-@pytest.mark.long
 def test_the_plan_counts_the_sources_tokens_and_the_second_call():
     """At 512 x 512: 1,024 tokens of the image that is drawn, as many of the source, 512 of words."""
     given = {
@@ -194,15 +187,3 @@ def test_true_guidance_trains_on_policy(data):
     meter, plan = trainer.session.meter, trainer.session.plan
     assert meter.evaluations["rollout"] == plan.network_evaluations["rollout"]
     assert torch.isfinite(done.samples.table.total).all()
-
-
-@pytest.mark.long
-def test_a_forward_process_loss_without_guidance_takes_one_call_as_planned(data):
-    """NFT's objective.guidance is 1, while samples are drawn with true guidance."""
-    data["model"]["true_cfg_scale"] = 2.0
-    data["objective"] = {"kind": "nft"}
-    trainer = make_trainer(data)
-    trainer.iterate()
-    meter, plan = trainer.session.meter, trainer.session.plan
-    once, iterations = meter.evaluations["update"], trainer.config.run.iterations
-    assert once * iterations <= plan.network_evaluations["update"] < plan.network_evaluations["rollout"]

@@ -72,8 +72,8 @@ WITHOUT = {
 }
 """Keys that are to change nothing a model learns, and what they are. So is tree.roots where a pool says how many."""
 ITERATIONS = 4
-OFTEN = ("flow_grpo", "diffrl")
-"""Presets of the tier that CI runs; the rest is `slow`, half a minute each."""
+OFTEN = ("flow_grpo",)
+"""Of the tier that CI runs; the rest is `slow`, half a minute each."""
 
 
 def preset(name, directory):

@@ -9,7 +9,6 @@ import torch
 
 from diffrl.errors import GuardStop
 from diffrl.training.guards import Learning
-from tests.tiers import daily
 from tests.training.harness import (
     flat,
     go_on,
@@ -48,7 +47,7 @@ def state_of(trainer):
 # --- rewards ---------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("how", ["nan", "inf", "report"])
+@pytest.mark.parametrize("how", ["inf", "report"])
 def test_warn_leaves_the_sample_out(random_sd3, tmp_path, how):
     trainer, run = make_run(settings(random_sd3, tmp_path, rewards=flaky(how=how)))
     done = trainer.iterate()
@@ -123,37 +122,15 @@ def test_an_iteration_without_any_reward_goes_by(random_sd3, tmp_path):
 # --- spread ----------------------------------------------------------------------------------------------------------
 
 
-def test_zero_spread_is_counted_and_trains_nothing(random_sd3, tmp_path):
-    trainer = make_trainer(settings(random_sd3, tmp_path, rewards=[{"name": CONSTANT}]))
-    before = flat(weights_of(trainer))
-    metrics = trainer.iterate().metrics
-    assert metrics["groups/zero_spread"] == 2 and metrics["reward/std"] == 0
-    assert torch.equal(flat(weights_of(trainer)), before)
-
-
-@pytest.mark.parametrize("action", ["warn", "stop"])
-@pytest.mark.long
-def test_collapsed_spread_acts_after_its_patience(random_sd3, tmp_path, action):
-    guards = {"collapsed_spread": {"action": action, "patience": 2}}
-    data = settings(random_sd3, tmp_path, rewards=[{"name": CONSTANT}], guards=guards)
-    data["run"]["iterations"] = 4
-    trainer, run = make_run(data)
-    message = "In 2 iterations in a row at least 90% of the groups had equal rewards"
-    if action == "stop":
-        with pytest.raises(GuardStop, match=message):
-            run.run()
-        assert trainer.iteration == 1
-    else:
-        run.run()
-        assert trainer.iteration == 4 and run.shown.getvalue().count("had equal rewards") == 1
-        assert message in run.shown.getvalue()
-
-
 def test_spread_that_comes_back_starts_the_count_anew(random_sd3, tmp_path):
     trainer, run = make_run(settings(random_sd3, tmp_path, guards={"collapsed_spread": {"patience": 3}}))
     for flat_groups in (2, 2, 1, 2, 2):
         trainer.guard.watch_spread(flat_groups, 2)
     assert trainer.guard.flat_iterations == 2 and "equal rewards" not in run.shown.getvalue()
+    for _ in range(2):
+        trainer.guard.watch_spread(2, 2)
+    told = "In 3 iterations in a row at least 90% of the groups had equal rewards"
+    assert run.shown.getvalue().count("had equal rewards") == run.shown.getvalue().count(told) == 1
 
 
 @pytest.mark.parametrize("action", ["warn", "stop"])
@@ -235,14 +212,6 @@ def test_broken_latents_name_their_prompt(random_sd3, tmp_path, monkeypatch):
     assert other != prompt_of(batch, 0)
     with pytest.raises(GuardStop, match=f"1 of 6 samples hold NaN or inf after denoising; the first is '{other}'"):
         trainer.iterate()
-
-
-def test_broken_weights_stop_at_the_first_evaluation(random_sd3, tmp_path):
-    trainer, run = make_run(settings(random_sd3, tmp_path))
-    trainer.session.policy.inner.proj_out.bias.data[0] = float("inf")
-    with pytest.raises(GuardStop, match="5 of 5 samples hold NaN or inf") as stopped:
-        run.run()
-    assert stopped.value.exit_code == 3 and repr(trainer.session.eval_prompts[0].text) in str(stopped.value)
 
 
 def test_a_decoder_that_overflows_names_the_prompt(random_sd3, tmp_path, monkeypatch):
@@ -328,10 +297,7 @@ def test_a_broken_gradient(random_sd3, tmp_path, action):
     assert trainer.iterate().metrics["update/skipped"] == 0 and not torch.equal(state_of(trainer), before)
 
 
-LIMITS = [(guard, action) for guard in ("ratio", "kl") for action in ("warn", "skip", "stop")]
-
-
-@pytest.mark.parametrize(("guard", "action"), daily(LIMITS, [LIMITS[0], LIMITS[2], LIMITS[4]]))
+@pytest.mark.parametrize(("guard", "action"), [("ratio", "warn"), ("ratio", "stop"), ("kl", "skip")])
 def test_a_policy_that_runs_away(random_sd3, tmp_path, guard, action):
     """The first update of an iteration is on-policy; the second is not any more."""
     limits = {"ratio": 1e-5, "kl": 1e-10}

@@ -12,7 +12,7 @@ from diffrl.cli import main
 from diffrl.run.directory import environment
 from diffrl.training.loop import Trainer
 from tests.played_cuda import PlayedStream, played_cuda
-from tests.run.test_resume import Crash, crash_at
+from tests.run.test_resume import crashing
 from tests.training.harness import BRIGHTNESS, GREEN, assert_same_run, go_on, rows_of, settings, start, write_config
 
 pytest.importorskip("bitsandbytes")
@@ -66,12 +66,10 @@ def test_it_is_the_run_of_the_cpu(played, random_sd3, tmp_path):
     assert (environment["device"], environment["gpu"], environment["cuda"]) == ("cuda", "NVIDIA X", "13.0")
 
 
-def test_it_resumes(played, random_sd3, tmp_path, monkeypatch):
+def test_it_resumes(played, random_sd3, tmp_path):
     with played_cuda():
-        with monkeypatch.context() as patch:
-            crash_at(patch, Trainer, "iterate", 3)
-            with pytest.raises(Crash):
-                start(eight_bit_run(random_sd3, tmp_path, "cuda"))
+        with crashing(Trainer, "iterate", 3):
+            start(eight_bit_run(random_sd3, tmp_path, "cuda"))
         go_on(tmp_path / "run")
     assert_same_run(tmp_path / "run", played[0])
 

@@ -1,7 +1,6 @@
 """A reward behind a server: the same run as without; a server that dies neither hangs the run nor becomes a zero."""
 
 import os
-import signal
 import subprocess
 import sys
 import time
@@ -14,7 +13,7 @@ from diffrl.errors import ConfigError
 from diffrl.preflight.preview import Preview
 from diffrl.preflight.stages import open_session
 from tests.patience import LONG, held_port, until
-from tests.training.harness import go_on, make_trainer, rows_of, samples_of, settings, start, write_config
+from tests.training.harness import go_on, rows_of, settings, start, write_config
 
 SERVER = """
 import sys
@@ -70,14 +69,6 @@ def reward(*servers, **options):
 
 
 @pytest.mark.long
-def test_the_run_is_the_same_as_with_the_scorer_itself(server, random_sd3, tmp_path):
-    local, _ = start(settings(random_sd3, tmp_path / "local", rewards=[{"name": "shapes"}]))
-    remote, _ = start(settings(random_sd3, tmp_path / "remote", rewards=[reward(server)]))
-    assert rows_of(local) == rows_of(remote)
-    assert samples_of(local) == samples_of(remote)
-
-
-@pytest.mark.long
 def test_a_server_that_dies_stops_the_run_and_the_next_one_lets_it_go_on(server, port, random_sd3, tmp_path, capsys):
     data = settings(random_sd3, tmp_path, rewards=[reward(server)], run={"iterations": 4, "checkpoint_every": 1})
     whole, _ = start(settings(random_sd3, tmp_path / "whole", rewards=[{"name": "shapes"}], run=data["run"] | {
@@ -116,36 +107,6 @@ def test_a_server_that_dies_stops_the_run_and_the_next_one_lets_it_go_on(server,
     finally:
         again.die()
     assert rows_of(run_dir) == rows_of(whole)
-
-
-@pytest.mark.long
-def test_a_second_server_takes_over(server, random_sd3, tmp_path):
-    local, _ = start(settings(random_sd3, tmp_path / "local", rewards=[{"name": "shapes"}]))
-    with held_port() as port:
-        other = Server(port)
-        try:
-            trainer = make_trainer(settings(random_sd3, tmp_path / "remote", rewards=[reward(server, other)]))
-            first = trainer.iterate().metrics
-            other.die()
-            second = trainer.iterate().metrics
-        finally:
-            other.die()
-    rows = rows_of(local)
-    for found, expected in zip((first, second), rows[1:], strict=True):
-        assert found["samples/failed"] == 0 and found["reward/mean"] == expected["reward/mean"]
-
-
-@pytest.mark.long
-def test_a_server_that_stands_still_costs_no_more_than_its_deadline(server, random_sd3, tmp_path):
-    trainer = make_trainer(settings(random_sd3, tmp_path, rewards=[reward(server, timeout=[90, 90], deadline=2)]))
-    server.process.send_signal(signal.SIGSTOP)  # connections are taken and never answered
-    begin = time.monotonic()
-    try:
-        with pytest.raises(Exception, match="6 of 6 samples could not be scored"):
-            trainer.iterate()
-        assert time.monotonic() - begin < 60
-    finally:
-        server.process.send_signal(signal.SIGCONT)
 
 
 def test_no_server_at_the_start_is_told_before_anything_is_written(port, random_sd3, tmp_path):

@@ -17,7 +17,7 @@ from diffrl.statistics import Estimate
 from diffrl.tracking.health import health_of
 from diffrl.training.evaluate import Evaluation
 from diffrl.training.reward_hacking import MonitorState, RewardHackingMonitor
-from tests.training.harness import BRIGHTNESS, GREEN, rows_of, settings, start
+from tests.training.harness import rows_of, settings, start
 from tests.training.scorers import Brightness
 
 TRAINING = [WeightedScorer("raw", Brightness())]
@@ -139,15 +139,6 @@ def test_few_samples_need_a_larger_fall():
     assert len(said) == 1
 
 
-def test_the_first_iterations_reward_is_what_the_start_had():
-    guard, said = monitor()
-    judge(guard, 0.6)  # before any training reward is known, and the best it will ever be
-    feed(guard, 0.3)
-    feed(guard, 0.4)
-    judge(guard, 0.4)
-    assert len(said) == 1
-
-
 def test_collapse_and_changed_sharpness_are_alarms():
     flat = torch.full((4, 3, 32, 32), 99, dtype=torch.uint8)
     for later, sentence in ((noise(5)[:1].expand(4, -1, -1, -1), "differ by 0%"), (flat, "differ by 0%")):
@@ -246,17 +237,6 @@ def test_videos_are_watched_by_a_still():
     found = feed_groups(guard, clips, [0, 0, 0])
     stills = feed_groups(monitor()[0], clips[:, 2], [0, 0, 0])
     assert found["sentinel/sharpness"] == stills["sentinel/sharpness"] and found["sentinel/diversity"] > 0
-
-
-def test_a_run_writes_it_down(random_sd3, tmp_path):
-    changes = {
-        "run": {"iterations": 4, "checkpoint_every": 2, "eval_every": 1},
-        "eval": {"rewards": [{"name": BRIGHTNESS}, {"name": GREEN, "label": "green"}], "samples": 5, "steps": 3},
-    }
-    run_dir, _ = start(settings(random_sd3, tmp_path, **changes))
-    rows = rows_of(run_dir)
-    assert all(math.isfinite(row["sentinel/diversity"]) and row["sentinel/sharpness"] >= 0 for row in rows[1:])
-    assert all({"sentinel/change/green", "held_out/green", "sentinel/alarms"} <= row.keys() for row in rows)
 
 
 def test_a_run_that_it_stops_has_written_the_alarm_down(random_sd3, tmp_path):

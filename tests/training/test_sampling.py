@@ -7,8 +7,7 @@ import torch
 
 import diffrl.training.sampling as sampling
 from diffrl.training.sampling import FidelityWatch, fidelity_metrics, single_child_splits
-from tests.tiers import daily
-from tests.training.harness import EXPLORE, FOREST, FUSED, flat, make_run, rows_of, settings, weights_of
+from tests.training.harness import EXPLORE, FOREST, FUSED, flat, make_run, settings, weights_of
 
 CHAINS = {"tree": {"roots": 4}}
 CHAIN_EXPLORE = EXPLORE | {"candidates": 11, "keep": 4, "audit": 3}
@@ -72,17 +71,6 @@ def test_the_reward_of_an_exploring_run_is_of_what_nobody_chose(explored):
     for name, raw in proxy.raw.items():
         assert done.metrics[f"reward/{name}"] == pytest.approx(float(raw.mean()), rel=1e-5)
         assert trainer.hacking.state.sums[f"reward/{name}"] == pytest.approx(float(raw.mean()), rel=1e-5)
-
-
-@pytest.mark.long
-def test_an_audited_reward_changes_no_credit(explored_forest):
-    trainer, done = explored_forest
-    drawn, credit = done.samples, done.credit
-    table = drawn.table
-    conditioning = trainer.encode(drawn.rollout.batch.prompts)
-    moved = replace(table, total=torch.where(drawn.chosen.audit, table.total + 7, table.total))
-    again, _ = trainer.crediting.assign(replace(drawn, table=moved), conditioning)
-    assert torch.equal(again.advantage, credit.advantage) and torch.equal(again.outcome, credit.outcome)
 
 
 def test_nft_leaves_audited_samples_alone(random_sd3, tmp_path):
@@ -156,10 +144,7 @@ def feed(trainer, monkeypatch, taus):
         trainer.iterate()
 
 
-TAUS = [([0.1, 0.1], 0), ([0.1, 0.1, 0.5, 0.1, 0.1], 0), ([0.1, 0.1, 0.29], 1), ([0.1] * 7, 2)]
-
-
-@pytest.mark.parametrize(("taus", "told"), daily(TAUS, [TAUS[2]]))
+@pytest.mark.parametrize(("taus", "told"), [([0.1, 0.1, 0.5, 0.1, 0.1], 0), ([0.1] * 7, 2)])
 @pytest.mark.long
 def test_a_warning_needs_patience(random_sd3, tmp_path, monkeypatch, taus, told):
     watched = {"fidelity": {"below": 0.3, "action": "warn", "patience": 3}}
@@ -213,13 +198,12 @@ def test_the_watch_is_in_the_checkpoint(random_sd3, tmp_path):
 # --- the low-precision copy ------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("lora", daily([None, LORA], [LORA]), ids=["full", "lora"])
-def test_the_copy_follows_the_policy(random_sd3, tmp_path, monkeypatch, lora):
+def test_the_copy_follows_the_policy(random_sd3, tmp_path, monkeypatch):
     trainer, _ = explorer(
         random_sd3,
         tmp_path,
-        model={"family": "sd3", "path": str(random_sd3), "lora": lora},
-        train={"learning_rate": 1e-2 if lora else 1e-3},
+        model={"family": "sd3", "path": str(random_sd3), "lora": LORA},
+        train={"learning_rate": 1e-2},
     )
     copy, network = trainer.session.copy, trainer.session.policy.inner
     push, pushed, outputs, true = copy.sync_weights, [], [], []
@@ -262,12 +246,3 @@ def test_the_policy_is_back_in_its_place_after_an_error(random_sd3, tmp_path, mo
         trainer.iterate()
     assert seen == [trainer.session.copy.module] and trainer.session.adapter.transformer is live
     assert trainer.session.meter._purpose == "rollout"
-
-
-@pytest.mark.long
-def test_what_is_measured_is_written_down(random_sd3, tmp_path):
-    _, run = explorer(random_sd3, tmp_path)
-    run.run()
-    names = {"tau", "rho", "top_match", "bottom_match", "audit_tau", "audit_pairs"}
-    for row in rows_of(tmp_path / "run")[1:]:
-        assert {f"fidelity/{name}" for name in names} <= row.keys()

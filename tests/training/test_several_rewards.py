@@ -7,15 +7,13 @@ import pytest
 
 from diffrl.config.load import make_config
 from diffrl.cost.plan import make_plan
-from diffrl.errors import ConfigError, GuardStop
-from diffrl.records import Prompt
+from diffrl.errors import ConfigError
 from diffrl.training.evaluate import shared_out
-from diffrl.training.scorers import make_scorers, require_metadata
+from diffrl.training.scorers import make_scorers
 from reward_models import RewardError
 from tests.distributed.test_distributed import launch
 from tests.training.harness import (
     BRIGHTNESS,
-    make_run,
     make_trainer,
     rows_of,
     settings,
@@ -41,11 +39,6 @@ def test_one_scorer_twice_under_two_labels(random_sd3, tmp_path):
     red, blue = images[:, 0].flatten(1).mean(1), images[:, 2].flatten(1).mean(1)
     assert (table.total - (2 * (red - 0.25) / 0.5 - blue)).abs().max() < 1e-5
     assert metrics["reward/red"] == pytest.approx(float(red.mean()), rel=1e-5) and "reward/blue/top" in metrics
-
-
-def test_the_same_name_twice_needs_labels(random_sd3, tmp_path):
-    with pytest.raises(ConfigError, match="more than once. Add their weights up, or give each a label"):
-        config_of(random_sd3, tmp_path, [{"name": BRIGHTNESS}, {"name": BRIGHTNESS, "options": {"channel": 1}}])
 
 
 def test_a_schedule_is_straight_lines_and_asks_nothing_at_zero(random_sd3, tmp_path):
@@ -132,18 +125,6 @@ def test_ranks_share_out_whole_prompts_for_groups(samples, prompts, world):
     assert all(len(owner) == 1 for owner in owners)
 
 
-def test_metadata_that_a_scorer_needs_is_looked_for_before_the_run():
-    class Picky:
-        spec = make_scorers.__globals__["load_reward"]("shapes").spec.__class__("p", "p", (0, 1), requires=("objects",))
-
-    scorer = type("W", (), {"scorer": Picky(), "name": "picky"})()
-    require_metadata([scorer], [Prompt("a", {"objects": []})], "prompts.train")
-    with pytest.raises(
-        ConfigError, match="prompts.train must give objects with every prompt, for the reward picky. 'b'"
-    ):
-        require_metadata([scorer], [Prompt("a", {"objects": []}), Prompt("b")], "prompts.train")
-
-
 class Unwell:
     """Brightness that fails altogether, without parts, from its `calls`-th call on: a server that has died."""
 
@@ -162,17 +143,6 @@ class Unwell:
                 return output_of_rows([(math.nan, {}, "the server did not answer")] * len(batch))
 
         return Scorer()
-
-
-def test_a_reward_that_fails_altogether_stops_the_run(random_sd3, tmp_path):
-    rewards = [{"name": "tests.training.test_several_rewards:Unwell", "options": {"calls": 1}}]
-    trainer, run = make_run(settings(random_sd3, tmp_path, rewards=rewards))
-    trainer.iterate()
-    before = {name: tensor.clone() for name, tensor in trainer.session.policy.state().items()}
-    with pytest.raises(GuardStop, match="6 of 6 samples could not be scored"):
-        trainer.iterate()
-    assert all((before[name] == tensor).all() for name, tensor in trainer.session.policy.state().items())
-    assert "the server did not answer" in run.shown.getvalue()
 
 
 def test_a_held_out_reward_that_fails_is_told_and_harms_nobody(random_sd3, tmp_path):

@@ -10,9 +10,7 @@ from diffrl.models.loading import load_adapter
 from diffrl.objectives.tilt import split_origins
 from diffrl.rollout.denoise import velocity_of
 from diffrl.training.loop import Trainer
-from tests.run.test_resume import Crash, assert_same_run, crash_at
-from tests.tiers import daily
-from tests.tolerances import SQUARED
+from tests.run.test_resume import assert_same_run, crashing
 from tests.training.harness import (
     FOREST,
     distance,
@@ -38,10 +36,9 @@ def tilt_data(pipeline, directory, rollout=UNEVEN, kl=0.0, **changes):
 
 
 LORA = {"rank": 3, "alpha": 5, "targets": ["to_q", "to_v"]}
-CASES = [(None, 1.0, None), (LORA, 1.0, None), (None, 2.5, None), (LORA, 2.5, None), (None, 1.0, 3)]
 
 
-@pytest.mark.parametrize(("lora", "guidance_scale", "keep"), daily(CASES, [CASES[0], CASES[3], CASES[4]]))
+@pytest.mark.parametrize(("lora", "guidance_scale", "keep"), [(LORA, 2.5, None), (None, 1.0, 3)])
 def test_the_gradient_is_that_of_a_regression_at_the_splits(
     random_sd3, tmp_path, monkeypatch, lora, guidance_scale, keep
 ):
@@ -122,28 +119,10 @@ def test_the_gate_stops_a_run_that_is_not_on_policy(random_sd3, tmp_path, monkey
     assert torch.equal(flat(weights_of(trainer)), before)
 
 
-def test_a_reference_pulls_back(random_sd3, tmp_path):
-    """From the same weights the pull alone makes the difference, and at the start there is none."""
-    found = {}
-    for kl in (0.0, 50.0):
-        trainer = make_trainer(tilt_data(random_sd3, tmp_path / str(kl), kl=kl))
-        rows, start = [], flat(weights_of(trainer))
-        for _ in range(3):
-            rows.append(trainer.iterate().metrics)
-        found[kl] = (rows, trainer)
-    moved = {kl: float((flat(weights_of(trainer)) - start).norm()) for kl, (_, trainer) in found.items()}
-    assert moved[50.0] < 0.8 * moved[0.0]
-    pulled, trainer = found[50.0]
-    assert pulled[0]["update/reference_kl"] < SQUARED and pulled[2]["update/reference_kl"] > 100 * SQUARED
-    assert "update/reference_kl" not in found[0.0][0][0]
-    assert trainer.session.meter.evaluations["reference"] == trainer.session.meter.evaluations["update"]
-
-
-@pytest.mark.parametrize("lora", [None, LORA], ids=["full", "lora"])
-def test_a_guided_reference_pulls_to_what_guidance_gives(random_sd3, tmp_path, lora):
+def test_a_guided_reference_pulls_to_what_guidance_gives(random_sd3, tmp_path):
     """At the start the policy is the reference, and what guidance adds is (g - 1) (v - v of the empty prompt)."""
-    model, scale = {"family": "sd3", "path": str(random_sd3), "lora": lora}, 3.5
-    data = tilt_data(random_sd3, tmp_path, kl=0.7, model=model, train={"max_grad_norm": None})
+    scale = 3.5
+    data = tilt_data(random_sd3, tmp_path, kl=0.7, train={"max_grad_norm": None})
     data["objective"] |= {"kl_guidance": scale}
     trainer = make_trainer(data)
     done = trainer.iterate()
@@ -161,19 +140,16 @@ def test_a_guided_reference_pulls_to_what_guidance_gives(random_sd3, tmp_path, l
 
 
 @pytest.mark.long
-@pytest.mark.parametrize("nodes", [None, {"keep": 3}, {"keep": 0.5, "by": "random"}])
-def test_a_run_that_goes_on_is_the_run_that_was_not_interrupted(random_sd3, tmp_path, monkeypatch, nodes):
+def test_a_run_that_goes_on_is_the_run_that_was_not_interrupted(random_sd3, tmp_path):
     """Two stages, so that splits lack some of their children, and audits that must train nothing."""
     explore = {"precision": "training", "steps": None, "candidates": 18, "keep": 12, "audit": 1}
     data = tilt_data(random_sd3, tmp_path / "a", UNEVEN | {"explore": explore})
-    data["objective"]["nodes"] = nodes
+    data["objective"]["nodes"] = {"keep": 0.5, "by": "random"}
     data["run"] |= {"iterations": 3, "checkpoint_every": 1}
     straight, _ = start(data)
     data["run"]["dir"] = str(tmp_path / "b")
-    with monkeypatch.context() as patch:
-        crash_at(patch, Trainer, "iterate", 3)
-        with pytest.raises(Crash):
-            start(data)
+    with crashing(Trainer, "iterate", 3):
+        start(data)
     go_on(tmp_path / "b/run")
     assert_same_run(tmp_path / "b/run", straight)
 
