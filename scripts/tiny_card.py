@@ -49,13 +49,7 @@ def batches(noise: Tensor, texts: Sequence[str], size: int, draw: Callable[..., 
 
 
 def facts(pipeline: Any, folder: Path, packages: Sequence[str]) -> dict[str, Any]:
-    """Return how large a saved pipeline is, and what it was measured with.
-
-    Args:
-        pipeline: whose networks are counted, the placeholder for T5 apart.
-        folder: its files.
-        packages: whose versions matter, beside torch, diffusers and transformers.
-    """
+    """Return how large a saved pipeline is, and what it was measured with."""
     networks = (name for name in ("transformer", "vae", "text_encoder", "text_encoder_2") if hasattr(pipeline, name))
     return {
         "parameters": {name: sum(p.numel() for p in getattr(pipeline, name).parameters()) for name in networks},

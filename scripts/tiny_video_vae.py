@@ -28,11 +28,6 @@ class Muon(torch.optim.Optimizer):
 
     For weights of at least two dimensions; a convolution counts as the matrix (out, in x taps). On this autoencoder it
     needs a quarter of the steps that AdamW needs. `torch.optim.Muon` takes matrices only.
-
-    Args:
-        parameters: to train.
-        lr: spectral norm of a step.
-        momentum: of the gradient, with Nesterov's look ahead.
     """
 
     def __init__(self, parameters: Iterable[nn.Parameter], lr: float, momentum: float = 0.95):

@@ -76,14 +76,7 @@ def tune(method: str, arguments: argparse.Namespace) -> None:
 
 
 def next_trials(space: Space, made: list[dict], trials: int, confirm: int) -> list[tuple[dict[str, str], int]]:
-    """Return the next choices and seeds to run; none when all have been.
-
-    Args:
-        space: the method's.
-        made: the trials that there are.
-        trials: of the search.
-        confirm: how many of the best get the other seeds.
-    """
+    """Return the next choices and seeds to run; none when all have been."""
     searched = [trial for trial in made if trial["seed"] == SEEDS[0]]
     if len(searched) < trials:
         return [(choices, SEEDS[0]) for choices in suggest(space, searched, min(AT_ONCE, trials - len(searched)))]

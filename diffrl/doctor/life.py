@@ -55,12 +55,7 @@ def rows(device: torch.device, budget: Budget) -> Iterator[Row]:
 
 
 class _Life:
-    """The runs of this section.
-
-    Args:
-        device: where they train.
-        folder: where they are written.
-    """
+    """The runs of this section."""
 
     def __init__(self, device: torch.device, folder: Path):
         self.device, self.folder = device, folder

@@ -44,13 +44,7 @@ MEDIUM = Case("sd3", "stabilityai/stable-diffusion-3.5-medium", SQUARE, samples=
 
 
 def full_adapter(case: Case, device: torch.device, **changed: Any) -> Any:
-    """Return a published model with random bfloat16 weights, without its text encoders.
-
-    Args:
-        case: the model.
-        device: where it is built.
-        **changed: settings of its transformer that are not the published ones, as its number of layers.
-    """
+    """Return a published model with random bfloat16 weights, without its text encoders."""
     facts = FAMILIES[case.family]
     return random_adapter(facts.adapter, facts, _published(case.path), torch.bfloat16, device, case.size, **changed)
 

@@ -59,11 +59,7 @@ class Outcome:
 
 
 class Budget:
-    """Says whether there is time to start something.
-
-    Args:
-        seconds: in all.
-    """
+    """Says whether there is time to start something."""
 
     def __init__(self, seconds: float):
         self._end = time.monotonic() + seconds

@@ -112,15 +112,7 @@ def _result(work: Callable[[], dict[str, Any]]) -> Result:
 
 
 class Bench:
-    """One model on a device, with its LoRA.
-
-    Args:
-        name: of the case.
-        case: the case.
-        adapter: the model.
-        encodings: of one prompt.
-        device: where it is.
-    """
+    """One model on a device, with its LoRA."""
 
     def __init__(self, name: str, case: Case, adapter: Any, encodings: Mapping[str, Any], device: torch.device):
         self.name, self.case, self.adapter, self.encodings, self.device = name, case, adapter, encodings, device

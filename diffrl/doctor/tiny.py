@@ -61,15 +61,7 @@ def write_tiny(family: str, folder: Path) -> Path:
 
 
 def open_step(family: str, folder: Path, device: torch.device, dtype: str, **placement: Any) -> Step:
-    """Load a tiny pipeline and give it a LoRA; numbers are the same for every device and dtype.
-
-    Args:
-        family: its name.
-        folder: of `write_tiny`.
-        device: where to.
-        dtype: as `model.dtype`.
-        **placement: of `Placement`.
-    """
+    """Load a tiny pipeline and give it a LoRA; numbers are the same for every device and dtype."""
     facts = FAMILIES[family]
     small = {"frames": 5} if facts.media == "video" else {}
     adapter = load_adapter(family, str(folder), dtype=dtype, placement=Placement(device, **placement), **small)

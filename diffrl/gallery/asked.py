@@ -46,10 +46,6 @@ class Versus:
 def versus(query: Query, keys: Sequence[str]) -> Versus:
     """Return the columns of an address that are compared; the last with the first where it names none that is there.
 
-    Args:
-        query: of the address.
-        keys: of the columns; one that is compared with itself is compared with the first other one.
-
     Raises:
         GalleryError: something else than one of `compare.SHOWN` is to be shown.
     """

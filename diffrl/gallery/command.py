@@ -35,11 +35,6 @@ ELSEWHERE = "Leave it out to listen to this machine alone, or take 0.0.0.0 for a
 def take_votes(request: GalleryRequest, out: Path, say: Callable[[str], None]) -> None:
     """Serve the ballot until Ctrl-C, then write the votes on what was shown as pairs that `objective.kind: dpo` reads.
 
-    Args:
-        request: as of the gallery.
-        out: the list of pairs; one that is there is replaced, since the votes themselves are kept.
-        say: is given each line.
-
     Raises:
         ConfigError: as `show_gallery`, or there is no folder for the pairs.
     """
@@ -72,11 +67,6 @@ def take_votes(request: GalleryRequest, out: Path, say: Callable[[str], None]) -
 
 def show_gallery(request: GalleryRequest, say: Callable[[str], None], page: str = "") -> None:
     """Serve until Ctrl-C, or export.
-
-    Args:
-        request: what is shown, and where.
-        say: is given each line.
-        page: that is opened.
 
     Raises:
         ConfigError: nothing to show, no such address, or an export that would overwrite something.

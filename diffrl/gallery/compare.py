@@ -194,13 +194,7 @@ def _join(
 def filter_by_images(
     rows: Sequence[Row], columns: Sequence[Sequence[Brief]], places: Collection[int] | None = None
 ) -> list[Row]:
-    """Return rows whose images were kept in every column.
-
-    Args:
-        rows: of `match`.
-        columns: what it was given.
-        places: of the columns that count; None for all.
-    """
+    """Return rows whose images were kept in every column."""
     counting = range(len(columns)) if places is None else places
     kept = {column: {brief.id for brief in columns[column] if brief.has_image} for column in counting}
     return [row for row in rows if all(row.ids[column] in ids for column, ids in kept.items())]
@@ -220,12 +214,7 @@ def _images_first(rows: Sequence[Row], columns: Sequence[Sequence[Brief]]) -> li
 
 
 def filter_by_scores(rows: Sequence[Row], order: int | None) -> list[Row]:
-    """Return rows with the same two scores as one of them; all for None, none where there is no such row.
-
-    Args:
-        rows: with the pair of columns that are compared.
-        order: `Row.order` of that one.
-    """
+    """Return rows with the same two scores as one of them; all for None, none where there is no such row."""
     if order is None:
         return list(rows)
     wanted = [scores(row) for row in rows if row.order == order]

@@ -31,12 +31,7 @@ class Costs:
 
 
 def costs_of(summary: Mapping[str, Any], track: Track) -> Costs:
-    """Return the costs of a run.
-
-    Args:
-        summary: summary.json, {} of a run that has not ended.
-        track: its metrics.
-    """
+    """Return the costs of a run."""
     whole = isinstance(summary.get("seconds"), dict) and isinstance(summary.get("counts"), dict)
     counts = _numbers(summary["counts"]) if whole else _added(track)
     seconds = _numbers(summary["seconds"]) if whole else _below(counts, "seconds/")

@@ -170,12 +170,7 @@ def _write_pages(site: Site, draft: Path, far: Callable[[int, int], None]) -> tu
 
 
 class Shelf:
-    """Puts images into the site, each once.
-
-    Args:
-        sources: whose images they are.
-        site: the directory of the site.
-    """
+    """Puts images into the site, each once."""
 
     def __init__(self, sources: Sequence[Source], site: Path):
         self.site, self.written, self.missing = site, 0, 0

@@ -39,13 +39,7 @@ class Pairs(NamedTuple):
 
 
 def before_and_after(source: Source, count: int, worst: int = 0) -> Pairs:
-    """Return the first pairs of the first and the last evaluation; what cannot be read is one of its sentences.
-
-    Args:
-        source: a run, or a folder, whose images stand alone.
-        count: of pairs.
-        worst: of those that lost most.
-    """
+    """Return the first pairs of the first and the last evaluation; what cannot be read is one of its sentences."""
     try:
         choice = first_and_last(source)
         columns = choice.columns
@@ -97,13 +91,7 @@ def intervals(source: RunSource, pairs: Pairs, course: Progress | None) -> dict[
 
 
 def lead(changes: Sequence[Change], course: Progress | None, known: Mapping[str, Estimate] | None = None) -> str:
-    """Return what became of the first held-out reward, in a sentence.
-
-    Args:
-        changes: of all held-out rewards.
-        course: of the run; None if it cannot be read.
-        known: intervals of the changes, by reward; one that leaves 0 out says whether the run got better or worse.
-    """
+    """Return what became of the first held-out reward, in a sentence."""
     if not changes or course is None:
         return "There is no held-out evaluation yet."
     first, iterations = changes[0], [iteration for iteration, _ in course.evaluations]
@@ -129,12 +117,7 @@ def judged(change: Change, interval: Estimate | None) -> str:
 
 
 def missing(course: Progress | None, last: State | None) -> list[str]:
-    """Return sentences on files of a run that were lost, or did not come along with a copy of it.
-
-    Args:
-        course: what its files tell; None if they cannot be read.
-        last: the last that has samples.
-    """
+    """Return sentences on files of a run that were lost, or did not come along with a copy of it."""
     if course is None:
         return []
     notes = []

@@ -117,12 +117,7 @@ def draw(axes: Any, panel: Panel, lines: Sequence[Line], track: Track) -> None:
 
 
 def inline(svg: str, prefix: str) -> str:
-    """Return an SVG as an element of a page: colours follow the page's theme, ids are its own, nothing external.
-
-    Args:
-        svg: from `panel_svg`.
-        prefix: that makes its ids different from those of the page's other figures.
-    """
+    """Return an SVG as an element of a page: colours follow the page's theme, ids are its own, nothing external."""
     element = re.sub(r"<style.*?</style>", "", svg[svg.index("<svg") :], count=1, flags=re.DOTALL)
     element = re.sub(r'\sxmlns(:xlink)?="[^"]*"', "", element, count=2).replace("xlink:href=", "href=")
     element = re.sub(r'(\bid="|url\(#|\bhref="#)', rf"\g<1>{prefix}-", element)

@@ -37,11 +37,7 @@ ALWAYS = (HELD_OUT, TRAINING)
 
 
 class InlineLinks:
-    """Addresses on a page that is one file: small images are inside, and there is nothing else to lead to.
-
-    Args:
-        source: gives a source by its key.
-    """
+    """Addresses on a page that is one file: small images are inside, and there is nothing else to lead to."""
 
     exported = True
 
@@ -98,10 +94,6 @@ def figures(track: Track, once: bool = False) -> tuple[list[tuple[Panel, Markup]
     """Return the curves that tell most of a run, and sentences on those that stayed at one value, "" without any.
 
     A curve is an SVG element whose colours follow the page's theme.
-
-    Args:
-        track: metrics of the run.
-        once: whether its iterations have one update; see `progress.updates_once`.
     """
     from diffrl.gallery.plots import inline, panel_svg
 

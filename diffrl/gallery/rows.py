@@ -68,14 +68,7 @@ class View:
 def views(
     columns: Sequence[Column], rows: Sequence[Row], names: Sequence[str], lower: Collection[str] = ()
 ) -> list[View]:
-    """Return rows with their samples: one question a column, whatever the number of rows.
-
-    Args:
-        columns: of every row.
-        rows: those that are shown.
-        names: of rewards, in the order in which they are listed.
-        lower: those of which less is better.
-    """
+    """Return rows with their samples: one question a column, whatever the number of rows."""
     samples_of: list[dict[int | None, Sample]] = []
     for index, column in enumerate(columns):
         ids = [number for row in rows if (number := row.ids[index]) is not None]

@@ -69,12 +69,6 @@ def scatter(reward: str, rows: Sequence[Row], with_images: Collection[int], lowe
 
     Nothing is moved aside (no jitter): samples with the same two scores are one point, which grows with their number.
 
-    Args:
-        reward: its name.
-        rows: with values of this reward, and with the pair of columns that are compared.
-        with_images: `Row.order` of those with images in both.
-        lower: whether less is better.
-
     Returns:
         None where no sample has both scores.
     """

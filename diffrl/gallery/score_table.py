@@ -69,14 +69,7 @@ def paired_means(rows: Sequence[Row]) -> tuple[float, float]:
 
 
 def score_table(columns: Sequence[Column], rows: Sequence[Row], baseline: int, lower: bool = False) -> list[ScoreRow]:
-    """Return one row a column, in the columns' order.
-
-    Args:
-        columns: at least two.
-        rows: all that stand beside each other.
-        baseline: index of the column that the others are compared with.
-        lower: whether less is better of the reward.
-    """
+    """Return one row a column, in the columns' order."""
     table = []
     for index, column in enumerate(columns):
         versus = [row._replace(pair=(index, baseline)) for row in rows]
@@ -89,14 +82,7 @@ def score_table(columns: Sequence[Column], rows: Sequence[Row], baseline: int, l
 
 
 def best_column(columns: Sequence[Column], rows: Sequence[Row], table: Sequence[ScoreRow], lower: bool) -> Best | None:
-    """Return the best column of three or more against the next best; None of fewer, and where nothing is paired.
-
-    Args:
-        columns: that stand beside each other.
-        rows: all that stand beside each other.
-        table: of these columns.
-        lower: whether less is better of the reward.
-    """
+    """Return the best column of three or more against the next best; None of fewer, and where nothing is paired."""
     known = sorted((improvement(-one.mean, lower), one.index) for one in table if one.mean is not None)
     if len(known) < 3:
         return None

@@ -29,9 +29,6 @@ def find_sources(paths: Sequence[Path]) -> list[Source]:
 
     The first of two runs is the baseline of the other, so the pages of some runs say the same however they are named.
 
-    Args:
-        paths: from the command line; none means runs/.
-
     Raises:
         ConfigError: a path holds other things than can be shown; names the path. An empty folder gives no source:
             runs may begin there (`Watched`).
@@ -165,12 +162,7 @@ def titles_of(paths: Sequence[Path]) -> list[str]:
 
 
 def _named(kinds: Sequence[tuple[Path, str]], known: Sequence[Source] = ()) -> list[Source]:
-    """Return sources with keys of their own, the folder's name and a number where needed; titles tell them apart.
-
-    Args:
-        kinds: paths, and whether each is a run or a folder of images.
-        known: those that are there already; they stay what they are.
-    """
+    """Return sources with keys of their own, the folder's name and a number where needed; titles tell them apart."""
     from diffrl.gallery.folders import FolderSource
 
     sources: list[Source] = []

@@ -69,13 +69,7 @@ class Names:
         self._taken: set[str] = set()
 
     def of(self, words: str, suffix: str, meant: object) -> tuple[str, bool]:
-        """Return a readable name, and whether it is new.
-
-        Args:
-            words: what it says; what does not fit a name is left out, and a hash tells it from others.
-            suffix: how it ends, with its dot.
-            meant: what it stands for; equal things get equal names.
-        """
+        """Return a readable name, and whether it is new."""
         if meant in self._names:
             return self._names[meant], False
         slug = re.sub(r"[^A-Za-z0-9._-]+", "-", words).strip(".-")

@@ -134,10 +134,6 @@ def blind_image(here: Path, beside: Path) -> tuple[bytes, str]:
     A still is written anew as PNG, without what its file said beside the pixels; where the two differ in size, the
     smaller is enlarged, so that neither is told by its size. What moves is given as it is, with one type for all.
 
-    Args:
-        here: the image.
-        beside: the one that it is shown beside.
-
     Raises:
         GalleryError: it cannot be read (404).
     """

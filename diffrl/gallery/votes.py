@@ -213,13 +213,7 @@ def pairing(a: Column, b: Column) -> Pairing:
 
 
 def exact_samples(column: Column, briefs: Sequence[Brief], ids: Sequence[int]) -> dict[int, Sample]:
-    """Read samples whose own pixels are there, without what a vote does not need.
-
-    Args:
-        column: whose they are.
-        briefs: as they were read for the pairing; what a folder has changed since then is left out.
-        ids: of the wanted ones.
-    """
+    """Read samples whose own pixels are there, without what a vote does not need."""
     keys = {brief.id: brief.key for brief in briefs}
     samples = [
         replace(sample, metadata={})

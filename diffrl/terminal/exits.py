@@ -145,10 +145,6 @@ def forbid_sys_exit() -> Iterator[None]:
 def report_exit(stop: StopSignal, say: Callable[[str], None]) -> Iterator[None]:
     """Report what became of a run where a signal ends it at once.
 
-    Args:
-        stop: receives the signals.
-        say: tells the user.
-
     Raises:
         DiffrlError: an exit that is not ours.
         Ended: a signal ended it at once.

@@ -40,11 +40,6 @@ class Progress:
 
     Within an iteration or an evaluation it shows how far that is: on a terminal always, elsewhere a line when there
     was none for long. These lines also go to `log`, so that they are kept where nobody can see them.
-
-    Args:
-        console: where to show.
-        total: iterations of the run.
-        quiet: show nothing but messages (ranks other than the first).
     """
 
     def __init__(self, console: Console, total: int, quiet: bool = False):

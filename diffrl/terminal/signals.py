@@ -46,11 +46,7 @@ class Interruption(Exception):  # noqa: N818 - no error: the run ends as it was 
 
 
 class ImmediateStop(KeyboardInterrupt):
-    """The run was asked to stop where there is nothing to finish, or a second time.
-
-    Args:
-        number: of the signal.
-    """
+    """The run was asked to stop where there is nothing to finish, or a second time."""
 
     def __init__(self, number: int):
         super().__init__(number)

@@ -30,11 +30,7 @@ def duration(seconds: float) -> str:
 
 
 class Counts:
-    """Listens to what a piece of work has done so far, and says it in a line.
-
-    Args:
-        changed: called after each report.
-    """
+    """Listens to what a piece of work has done so far, and says it in a line."""
 
     def __init__(self, changed: Callable[[], None] = lambda: None):
         self._changed = changed

@@ -111,11 +111,6 @@ def shallow_model(case: Case) -> Iterator[tuple]:
 def record_trees(cuda: FakeCuda, case: Case, **options) -> tuple:
     """Return a recorded tree of each of two prompts, four steps of which the first and the third split.
 
-    Args:
-        cuda: entered.
-        case: the model.
-        **options: of `regenerate`.
-
     Returns:
         The rollout, and what each of its steps but the first made the host wait for, and at last the end.
     """
@@ -140,11 +135,7 @@ def record_trees(cuda: FakeCuda, case: Case, **options) -> tuple:
 
 
 def explored_and_evaluated(case: Case) -> tuple[torch.Tensor, torch.Tensor]:
-    """Return pictures of a pool of two prompts' candidates, and of a held-out evaluation; a `FakeCuda` must be entered.
-
-    Args:
-        case: the model.
-    """
+    """Return pictures of a pool of two prompts' candidates and of a held-out evaluation, within a `FakeCuda`."""
     forest, batch = plan_forest(2, 3, {}), PromptBatch([Prompt("a"), Prompt("b")], range(2), 0)
     with shallow_model(case) as (adapter, conditioning):
         sampler = Sampler(adapter.sigmas(3), guidance_scale=case.guidance_scale, micro_batch=4)

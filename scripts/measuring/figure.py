@@ -22,13 +22,7 @@ DRAWN = {
 def draw_budgets(
     worlds: Mapping[str, Mapping[int, Comparison]], guided: Mapping[str, float], destination: Path
 ) -> None:
-    """Plot mean scores with 95 % intervals over seeds, at every budget that an arm was trained with; PNG.
-
-    Args:
-        worlds: title of a panel -> budget -> comparison at it.
-        guided: title -> score of the model before alignment with guidance, drawn as a dotted line.
-        destination: PNG file.
-    """
+    """Plot mean scores with 95 % intervals over seeds, at every budget that an arm was trained with; PNG."""
     figure = make_figure(10.0, 4.3)
     lines: dict[str, Any] = {}
     for axes, (title, budgets) in zip(figure.subplots(1, len(worlds), squeeze=False)[0], worlds.items(), strict=True):

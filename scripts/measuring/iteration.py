@@ -139,11 +139,6 @@ def measure_run(path: str, overrides: Sequence[str], iterations: int) -> dict[st
 def measure_history(path: str, overrides: Sequence[str], iterations: int) -> dict[str, float]:
     """Train a run, and return what its bookkeeping takes early and late: "seconds/other" of its metrics.jsonl.
 
-    Args:
-        path: of a configuration.
-        overrides: "a.b=c" each.
-        iterations: of the run, at least 30.
-
     Returns:
         Medians over ten iterations, around the tenth ("early") and before the end ("late"), and "ratio", late / early.
     """

@@ -246,13 +246,7 @@ SPACES = {
 
 
 def trials_file(world: str, regime: str, budget: int = BUDGET) -> Path:
-    """Return where a regime's trials are kept: a line each, with method, number, seed, choices and score.
-
-    Args:
-        world: shapes or words.
-        regime: of `REGIMES`.
-        budget: evaluations of a trial.
-    """
+    """Return where a regime's trials are kept: a line each, with method, number, seed, choices and score."""
     name = f"{regime}-{world}" if budget == BUDGET else f"{regime}-{world}-{budget // 1000}k"
     return MEASURED / "tuning" / f"{name}.jsonl"
 

@@ -69,12 +69,7 @@ OVERVIEW = {
 
 
 def overview(comparisons: Mapping[str, Comparison], guided: Mapping[str, float]) -> str:
-    """Return every preset's score after 20,000 evaluations in each regime, best in the first column that has it first.
-
-    Args:
-        comparisons: groups that were measured, by name.
-        guided: world -> score of the model before alignment, with guidance of 3.
-    """
+    """Return every preset's score after 20,000 evaluations in each regime, best in its first column first."""
     columns: dict[str, dict[str, tuple[float, str]]] = {}
     for column, names in OVERVIEW.items():
         cells = columns.setdefault(column, {})

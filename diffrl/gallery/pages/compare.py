@@ -156,15 +156,7 @@ def joined(columns: Sequence[Column], reward: str | None) -> Joined:
 
 
 def scatters(columns: Sequence[Column], asked: Wanted, pair: Versus, shown: Joined, whole: bool) -> list[Scatter]:
-    """Return the drawings of a page; none of a reward that no sample has in both columns.
-
-    Args:
-        columns: at least two.
-        asked: the chosen reward.
-        pair: which columns are compared.
-        shown: the samples with the values of that reward.
-        whole: whether all whole rewards are drawn, because nobody can be asked for another.
-    """
+    """Return the drawings of a page; none of a reward that no sample has in both columns."""
     others = [name for name in asked.names if "/" not in name and name != asked.reward] if whole else []
     drawings = []
     for name in [asked.reward, *others]:
@@ -188,13 +180,7 @@ def without(choice: Choice, places: Sequence[int]) -> Choice:
 
 
 def fitting(choice: Choice, matched: Matched, asked: Wanted) -> Choice:
-    """Cut what nobody chose to the columns that fit: those of the best means, so that the best of them is best of all.
-
-    Args:
-        choice: more than `MOST` columns.
-        matched: all of their samples beside each other.
-        asked: the reward that ranks them.
-    """
+    """Cut columns that nobody chose to those of the best means, so that the best of them is best of all."""
     ranks = score_table(choice.columns, matched.rows, 0, asked.falling)
     ranked = sorted((one.mean is None, improvement(-(one.mean or 0.0), asked.falling), one.index) for one in ranks)
     kept = sorted(number for *_, number in ranked[:MOST])

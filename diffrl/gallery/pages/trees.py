@@ -144,10 +144,6 @@ def _shots(record: TreeRecord, figure: dict[str, Any], section: Section) -> list
 def neighbours(kept: Sequence[tuple[int, int]], here: tuple[int, int]) -> dict[str, tuple[int, int] | None]:
     """Return the trees before and after one, and those of the iterations around it, of its group where there is one.
 
-    Args:
-        kept: iteration and group of all trees, ascending.
-        here: the one that is shown.
-
     Returns:
         previous, next, earlier and later; None where there is none.
     """

@@ -86,11 +86,6 @@ class Ballot:
     def answer(self, number: str, choice: str, file: Path) -> None:
         """Take a vote and go on. One for another pair than the current, of a double click, changes nothing.
 
-        Args:
-            number: of the pair.
-            choice: left, right, equal or skip.
-            file: of the votes; skipping writes nothing.
-
         Raises:
             GalleryError: another choice, or the file cannot be written; the pair stays.
         """
@@ -122,10 +117,6 @@ class Ballot:
     def images(self, number: int, side: str) -> tuple[Path, Path]:
         """Return the file of an image, and of the one beside it; the same twice where that is missing.
 
-        Args:
-            number: of the pair.
-            side: left, right, or source, the image that both edit.
-
         Raises:
             GalleryError: no such image, or its file is gone (404).
         """
@@ -145,11 +136,7 @@ class Ballot:
 
 
 class Ballots:
-    """All ballots.
-
-    Args:
-        chance: where it comes from; the operating system's unless a test needs to know.
-    """
+    """All ballots."""
 
     def __init__(self, chance: random.Random | None = None):
         self._chance = chance or secrets.SystemRandom()

@@ -112,15 +112,7 @@ def draw_differences(comparison: Comparison, destination: Path) -> None:
 
 
 def draw_power(sd: float, seeds: int, destination: Path, metric: str, most: int = 40) -> None:
-    """Draw the least difference that n seeds resolve, for the measured sd and both ends of its 95 % interval; PNG.
-
-    Args:
-        sd: of paired differences, measured.
-        seeds: that it was measured from, at least 2.
-        destination: PNG file.
-        metric: its name.
-        most: seeds at the right end.
-    """
+    """Draw the least difference that n seeds resolve, for the measured sd and both ends of its 95 % interval; PNG."""
     numbers = range(2, max(most, seeds) + 1)
     figure = make_figure(6.4, 3.9)
     axes = figure.subplots()

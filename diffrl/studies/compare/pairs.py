@@ -104,10 +104,6 @@ def measured_sd(comparison: Comparison) -> tuple[float, int] | None:
 def seeds_to_detect(difference: float, sd: float) -> int:
     """Return how many seeds resolve a difference: paired t-test, power 0.8, level 0.05.
 
-    Args:
-        difference: in the unit of the metric.
-        sd: of paired differences.
-
     Raises:
         ConfigError: one of them is not above 0, or it takes more seeds than a comparison may have.
     """

@@ -28,11 +28,7 @@ def cores() -> int:
 
 
 def threads_each(at_once: int) -> dict[str, str]:
-    """Return the environment that gives each of several processes its share of the cores; one alone keeps what it has.
-
-    Args:
-        at_once: processes.
-    """
+    """Return the environment that gives each of several processes its share of cores; one alone keeps what it has."""
     if at_once == 1 or "OMP_NUM_THREADS" in os.environ:
         return {}
     return {"OMP_NUM_THREADS": str(max(1, cores() // at_once))}
@@ -71,13 +67,7 @@ class Processes:
                     self._live.discard(process)
 
     def each(self, work: Callable[[Job], Result], jobs: Sequence[Job], done: Callable[[Job, Result], None]) -> None:
-        """Do the jobs, `at_once` of them at a time, begun in their order; called from the main thread.
-
-        Args:
-            work: does a job, with `run`, in a thread of its own.
-            jobs: what is to be done.
-            done: is told of each as it is finished, in the main thread.
-        """
+        """Do the jobs, `at_once` of them at a time, begun in their order; called from the main thread."""
         with termination_interrupts(), ThreadPoolExecutor(self.at_once) as executor:
             waiting = {executor.submit(work, job): job for job in jobs}
             try:

@@ -45,11 +45,6 @@ class Reported(Stored):
 def read_reported(run: Path, config: Mapping[str, Any], iterations: int) -> tuple[Reported, ...]:
     """Read the rows of a finished run that count: on the report split, of the last iteration, sampled as it evaluates.
 
-    Args:
-        run: its directory.
-        config: of the run, as JSON has it.
-        iterations: of its training.
-
     Returns:
         The newest row of each weights and guidance; others, of other samples or steps say, are left aside.
 
@@ -87,14 +82,7 @@ def read_rows(path: Path) -> list[Reported]:
 def missing(
     reported: Sequence[Reported], guidances: Sequence[float], with_base: bool, varied: bool = False
 ) -> tuple[list[float], bool]:
-    """Return what is still to be measured of a run: the guidances, and whether of its model before alignment too.
-
-    Args:
-        reported: what has been measured.
-        guidances: that are wanted.
-        with_base: whether the model before alignment is wanted.
-        varied: whether their variety is.
-    """
+    """Return what is still to be measured of a run: the guidances, and whether of its model before alignment too."""
     have = {(one.weights, one.guidance_scale) for one in reported if one.variety or not varied}
     base = [scale for scale in guidances if with_base and (BASE, scale) not in have]
     aligned = [scale for scale in guidances if (ALIGNED, scale) not in have]

@@ -227,13 +227,6 @@ def read_run(
 ) -> tuple[RunResult, int]:
     """Return a finished run, and how many of its evaluations have no score.
 
-    Args:
-        path: its directory.
-        number: of its seed.
-        metric: held-out reward.
-        config: of its arm, as JSON has it.
-        prices: that its evaluations are priced by.
-
     Raises:
         DiffrlError: the run does not have the metric, or not what its iterations cost; or what it explores in has no
             price.
@@ -272,11 +265,6 @@ def read_run(
 
 def priced(rows: Sequence[Mapping[str, Any]], config: Mapping[str, Any], prices: Prices) -> dict[int, float]:
     """Return what training had cost after each iteration, by a price table.
-
-    Args:
-        rows: of metrics.jsonl, all of them, in order.
-        config: of the run, as JSON has it.
-        prices: the table.
 
     Returns:
         Iteration -> cost. With `EQUAL` it is the run's own count.

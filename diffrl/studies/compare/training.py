@@ -181,14 +181,7 @@ def _train(work: Work, config: Config, what: str) -> bool:
 
 
 def _measure(work: Work, config: Config, with_base: bool, what: str) -> None:
-    """Have `diffrl evaluate` write down in a finished run its scores on the report split, where there is one.
-
-    Args:
-        work: the comparison.
-        config: of the run.
-        with_base: also before alignment, which is the same for every seed.
-        what: the run, in a message.
-    """
+    """Have `diffrl evaluate` write down in a finished run its scores on the report split, where there is one."""
     path, source = Path(config.run.dir) / config.run.name, report_source(plain(config))
     if source is None or work.no_report:
         return

@@ -17,12 +17,6 @@ from diffrl.terminal.watch import watched
 def show_fidelity(config: Config, request: FidelityRequest, console: Console, as_json: bool = False) -> None:
     """Measure, write the three files and show the tables.
 
-    Args:
-        config: of the pools.
-        request: what to compare.
-        console: shows what is being drawn, and the tables.
-        as_json: print the numbers alone, as fidelity.json has them.
-
     Raises:
         ConfigError: the request does not fit the configuration or this machine.
     """

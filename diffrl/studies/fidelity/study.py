@@ -126,10 +126,6 @@ def measure_fidelity(config: Config, request: FidelityRequest) -> Fidelity:
     Prompts are those of the first training iteration under the seed, and so are the addresses of the noise: the k-th
     candidate of a prompt comes from the same noise in every pool.
 
-    Args:
-        config: the model, prompts, rewards, tree and dynamics.
-        request: what to compare.
-
     Raises:
         ConfigError: the request does not fit the configuration or this machine; all problems are listed.
     """
