@@ -1,4 +1,4 @@
-"""What a tree's story tells of the update, against trees reckoned by hand."""
+"""What a tree's story tells of the update and of all that did not train, against trees reckoned by hand."""
 
 from __future__ import annotations
 
@@ -24,16 +24,54 @@ def flat(rule, **more):
 PULLED = "only pulled to the starting model"
 
 
-@pytest.mark.parametrize("rule", [OUTCOME, DIFFRL, {**OUTCOME, "kl": 0.1}])
-def test_equal_rewards_teach_nothing(rule):
+@pytest.mark.parametrize(
+    ("rule", "what", "taught"),
+    [
+        (OUTCOME, "steps", "no credit"),
+        (DIFFRL, "steps, images", "no credit"),
+        ({**OUTCOME, "kl": 0.1}, "steps", PULLED),
+    ],
+)
+def test_equal_rewards_teach_nothing(rule, what, taught):
     found = told(flat(rule))
     assert list(found["scored"].values()) == ["2 of 2", "0 of 2", "0.500"] and "Best" not in found["scored"]
+    assert found["idle"] == {f"Equal rewards, so advantages are 0: {what}": taught}
     assert "credit" not in found
 
 
 def test_equal_rewards_leave_an_estimators_credit_alone():
     tree = split({"value": 0.5, "leaf": leaf(0.5, advantage=0.0)}, {"value": 0.5, "leaf": leaf(0.5, advantage=0.0)})
-    assert "credit" in told(replace(tree, rule={**DIFFRL, "value": "ode", "samples": False}))
+    rule = {**DIFFRL, "value": "ode", "samples": False}
+    assert "idle" not in told(replace(tree, rule=rule)) and "credit" in told(replace(tree, rule=rule))
+
+
+def test_steps_that_are_not_pushed_by_why():
+    branches = [
+        ({"advantage": 0.0, "trained": False}, leaf(0.5, advantage=0.1)),
+        ({"advantage": -3e-8, "trained": True}, leaf(0.5, advantage=0.1)),
+        ({"advantage": 0.0, "trained": False}, leaf(0.9, audit=True)),
+        ({"advantage": 0.7, "trained": False}, leaf(1.0, advantage=0.7)),
+        ({"advantage": 0.7, "trained": True}, leaf(1.0, advantage=0.7)),
+    ]
+    nodes = [TreeNode(0, None, 0, 0, None, 1.0, value=0.5)]
+    for child, (edge, end) in enumerate(branches):
+        nodes.append(TreeNode(child + 1, 0, 0, child, 2, 0.25, value=0.5, leaf=end, **edge))
+    tree = record(nodes, branching={2: 5}, rule={**OUTCOME, "prune": True, "kl": 0.0})
+    expected = {
+        "Images only to check the ranking": "1",
+        "Steps left out by pruning": "1 of 5",
+        "Steps that lead only to audits": "1",
+        "Steps with advantage 0": "2",
+    }
+    assert told(tree)["idle"] == expected
+    pulled = replace(tree, rule={**tree.rule, "kl": 0.2})
+    assert told(pulled)["idle"] == {
+        **{label: expected[label] for label in list(expected)[::2]},
+        "Steps left out by pruning": "2 of 5",
+        f"Steps with advantage 0, {PULLED}": "1",
+    }
+    beside = replace(tree, rule={**tree.rule, "kl": 0.2, "objective": "nft"})  # there, steps have no reference
+    assert not any("pulled" in label for label in told(beside)["idle"])
 
 
 def test_audits_are_called_so():
@@ -93,11 +131,18 @@ def test_steps_that_do_not_train_are_only_measured():
     assert found["update"]["What trains"].startswith("the finished images") and UP not in found["update"]
     assert found["update"]["Paths to images with an advantage above 0"] == MORE
     assert found["update"]["Worst image whose path became more likely"].startswith("1b: +0.0020 per dimension")
+    assert found["idle"]["Steps: with this objective only finished images train"] == "2"
     assert "credit" not in found
 
 
-def test_what_is_drawn_again_of_a_forest_is_told():
+LONE = "Splits with one branch that counts, nothing to compare it with"
+
+
+def test_splits_left_with_one_branch_have_nothing_to_compare():
     tree = made_trees.wide_forest(4)  # one root of four is drawn again, with one leaf below each of its two branches
+    assert told(tree)["idle"][LONE] == "2"
+    assert LONE not in told(replace(tree, rule=OUTCOME))["idle"]
+    assert LONE not in told(replace(tree, rule={**DIFFRL, "value": "ode", "normalise": "siblings"}))["idle"]
     assert told(tree)["sampled"]["Generated again: the two ends of splits whose branches differ most"] == "2"
 
 

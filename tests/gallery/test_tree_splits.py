@@ -48,7 +48,7 @@ def test_the_story_tells_of_splits_and_of_nothing_that_did_not_train():
     assert found["update"]["Longest directions, at"].startswith("1 (moved 5.0 % of that length, cosine +0.50), 1a (")
     both = changed(tilted(), n1=replace(tilted().nodes[1].update_effect, cosine=0.25))
     assert told(both)["update"]["Predictions that moved along their direction"] == "2 of 2"
-    assert {"objective", "nodes"} <= found["reckoning"].keys()
+    assert list(found["idle"].values()) == ["1"] and {"objective", "nodes"} <= found["reckoning"].keys()
 
 
 def test_its_references_and_pictures_are_those_of_nodes():
@@ -72,6 +72,7 @@ def test_its_references_and_pictures_are_those_of_nodes():
 def test_why_a_split_does_not_train(push, reason):
     tree = changed(tilted(), n4=replace(tilted().nodes[4].update_effect, **push))
     view = tree_view(tree)
+    assert any(reason in label for label in told(tree)["idle"])
     assert reason in said(split_facts(view, tree.nodes[4]))["Why not"]
     assert reason in describe(view, tree.nodes[4]) and "Why not" not in said(split_facts(view, tree.nodes[0]))
 
@@ -80,7 +81,9 @@ def test_what_is_only_pulled_to_the_starting_model_is_told():
     tree = changed(
         tilted(rule=made_trees.TILT | {"kl": 0.5}), n4=replace(tilted().nodes[4].update_effect, trained=True)
     )
+    assert told(tree)["idle"]["Splits only pulled to the starting model"] == "1"
     assert "only pulled" in said(split_facts(tree_view(tree), tree.nodes[4]))["Trains"]
+    assert not any("only pulled" in label for label in told(tilted())["idle"])
 
 
 def test_equal_rewards_teach_no_split():
@@ -92,6 +95,7 @@ def test_equal_rewards_teach_no_split():
         for node in tree.nodes
     ]  # fmt: skip
     found = told(replace(tree, nodes=nodes))
+    assert found["idle"] == {"Equal rewards, so advantages are 0: splits": "no credit"}
     assert found["splits"] == {"Splits that train along their direction": "0 of 3"}
 
 

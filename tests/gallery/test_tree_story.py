@@ -17,7 +17,7 @@ from tests.gallery.made_trees import DIFFRL, NFT, leaf, named, record, split, to
 def test_the_facts_of_the_forest():
     tree = made_trees.forest()
     found = told(tree)
-    assert list(found) == ["sampled", "scored", "decision", "credit", "contrast", "update", "reckoning"]
+    assert list(found) == ["sampled", "scored", "decision", "credit", "contrast", "update", "idle", "reckoning"]
     assert list(found["sampled"].values()) == ["16", "4", "1.00, 0.50", "2 of 4", "15 of 16"]
     assert list(found["scored"].values()) == ["15 of 16", "4 of 15", "1aa (1.000)", "3ba (0.250)", "0.550"]
     assert found["decision"] == {
@@ -43,6 +43,7 @@ def test_the_facts_of_the_forest():
         "11; 9 became less likely",
         "3aa: +0.00015 per dimension, reward 0.500",
     ]
+    assert list(found["idle"].values()) == ["1", "1", "9"]
     assert {"reward", "value", "fusion", "normalise"} <= found["reckoning"].keys()
 
 
@@ -79,6 +80,7 @@ def test_a_pool_and_how_well_the_proxy_ordered_it():
     assert found["scored"]["Passed shapes_strict"] == "0 of 5" and found["scored"]["Mean reward"] == "0.540"
     assert found["contrast"]["Moved towards"] == "2 images, furthest 6 (+0.80)"
     assert list(found["update"].values()) == ["none to measure: no step adds noise"]
+    assert list(found["idle"].values()) == ["1", "1"]
     texts = [story(tree_view(tree))[0].text for tree in (made_trees.pool(6, 4, 1), made_trees.forest())]
     assert "contrast" in texts[0] and texts[1] == ""
 

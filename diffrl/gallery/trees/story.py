@@ -14,7 +14,7 @@ from diffrl.gallery.trees.facts import split_facts
 from diffrl.gallery.trees.numbers import NOTHING, known, level, number, push, share, signed, three
 from diffrl.gallery.trees.rule import SAMPLES_BY, rules
 from diffrl.gallery.trees.sections import MOST, Fact, Section, counts, fact, naming
-from diffrl.gallery.trees.update import update
+from diffrl.gallery.trees.update import idle, update
 from diffrl.gallery.trees.view import PULLED, TreeView, total
 from diffrl.precision.facts import TRAINING
 from diffrl.precision.formats import PRECISIONS
@@ -53,7 +53,7 @@ TEXTS = {
 
 def story(view: TreeView) -> list[Section]:
     """Return what was sampled, how it scored, what that says about the steps, and what the update made of it."""
-    fill = (sampled, scored, decision, credit, contrast, lesson, update, reckoning)
+    fill = (sampled, scored, decision, credit, contrast, lesson, update, idle, reckoning)
     filled = [section(view) for section in fill]
     return [section for section in filled if section is not None and (section.facts or section.text)]
 

@@ -1,19 +1,22 @@
-"""What an update made of the steps, of whole paths and of splits."""
+"""What an update made of the steps, of whole paths and of splits; and what trained nothing, and why."""
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Sequence
 
+from diffrl.credit.rules import recorded_rule
 from diffrl.gallery.trees.facts import against, amount, split_facts
-from diffrl.gallery.trees.numbers import compact, known, number, push
+from diffrl.gallery.trees.numbers import NOTHING, compact, known, number, push
 from diffrl.gallery.trees.sections import Fact, Section, counts, fact, naming
-from diffrl.gallery.trees.view import TreeView, total
+from diffrl.gallery.trees.view import PULLED, TreeView, total
 from diffrl.trees.record import TreeNode
 
 COMPROMISE = (
     "One network serves all steps, images and prompts, and an update is a compromise between them: not every step "
     "goes where it is pushed."
 )
+Rows = list[tuple[str, int | str]]
 
 
 def update(view: TreeView) -> Section:
@@ -118,3 +121,115 @@ def _moved(view: TreeView, label: str, node: TreeNode, ratio: float, rest: str =
 
 def _size(edge: TreeNode) -> float:
     return abs(number(edge.log_ratio))
+
+
+# --- what trains nothing
+
+
+def idle(view: TreeView) -> Section:
+    """Tell what trains nothing, and why."""
+    rows: Rows = [
+        ("Candidates only explored", sum(not node.sampled for node in view.leaves)),
+        ("Images only to check the ranking", len(view.sampled_leaves) - len(view.samples)),
+    ]
+    rows += _whole_prompt(view) or [*_equal_rewards(view), *_idle_steps(view), *_idle_images(view)]
+    return Section("idle", "What does not train", counts(rows))
+
+
+def _whole_prompt(view: TreeView) -> Rows:
+    """Tell that no image was used, and so the prompt was not."""
+    leaves = [node.leaf for node in view.samples if node.leaf]
+    if not leaves or any(known(leaf.advantage) for leaf in leaves):
+        return []
+    failed = sum(not known(leaf.total) for leaf in leaves)
+    why = f"{failed} of {len(leaves)} images could not be scored" if failed else "too few images to compare"
+    return [("The whole prompt", f"{PULLED if _any_pulled(view) else 'left out of this update'}: {why}")]
+
+
+def _any_pulled(view: TreeView) -> bool:
+    states = [*map(view.step_trains, view.edges), *map(view.sample_trains, view.samples)]
+    return PULLED in (*states, *map(view.split_trains, view.splits))
+
+
+def _level(view: TreeView, images: bool) -> bool:
+    """Return whether equal rewards are why no image, or no step, has credit."""
+    rewards = [total(node) for node in view.scored if node.leaf and not node.leaf.audit]
+    if len(rewards) < 2 or rewards[0] - rewards[-1] > NOTHING:
+        return False
+    steps = [edge.advantage for edge in view.edges]
+    return not any(map(push, [node.leaf.advantage for node in view.samples if node.leaf] if images else steps))
+
+
+def _equal_rewards(view: TreeView) -> Rows:
+    """Tell that rewards without a difference teach nothing."""
+    rule = view.record.rule
+    level = {
+        "steps": view.edges and rule.get("edges") and _level(view, images=False),
+        "images": rule.get("samples") and _level(view, images=True),
+        "splits": view.trains_splits and _level(view, images=True),
+    }
+    what = ", ".join(name for name, is_level in level.items() if is_level)
+    taught = PULLED if _any_pulled(view) else "no credit"
+    return [(f"Equal rewards, so advantages are 0: {what}", taught)] if what else []
+
+
+def _idle_steps(view: TreeView) -> Rows:
+    """Count steps, or splits, that are not pushed, by why; equal rewards are a reason that is told once."""
+    edges, rule = view.edges, view.record.rule
+    if view.trains_splits:
+        reasons = Counter(why for node in view.splits if (why := view.idle_split(node)))
+        rows: Rows = [] if _level(view, images=True) else [(f"Splits: {why}", n) for why, n in reasons.items()]
+        return [*rows, (f"Splits {PULLED}", sum(view.split_trains(node) == PULLED for node in view.splits))]
+    if not rule.get("edges"):
+        return [("Steps: with this objective only finished images train", len(edges))]
+    count = Counter(_why(view, edge) for edge in edges if view.step_trains(edge) != "yes")
+    pruned = "left out by pruning" if rule.get("prune") else "not in the gradient"
+    rows = [
+        (f"Steps {pruned}", f"{count['pruned']} of {len(edges)}" if count["pruned"] else 0),
+        ("Steps that lead only to audits", count["audits"]),
+        ("Steps that lead to no image that counts", count["failed"]),
+    ]
+    level: Rows = [
+        ("Splits with one branch that counts, nothing to compare it with", _single_child_splits(view)),
+        (f"Steps with advantage 0, {PULLED}", count[PULLED]),
+        ("Steps with advantage 0", count["level"]),
+    ]
+    return rows if _level(view, images=False) else rows + level
+
+
+def _why(view: TreeView, edge: TreeNode) -> str:
+    """Return why a step is not pushed."""
+    if edge.pruned if edge.pruned is not None else push(edge.advantage):
+        return "pruned"
+    if view.step_trains(edge) == PULLED:
+        return PULLED
+    if not view.usable_below(edge):
+        below = [leaf.leaf for leaf in view.leaves_below(edge) if leaf.leaf]
+        return "audits" if below and all(leaf.audit for leaf in below) else "failed"
+    return "pruned" if view.pulls_steps else "level"  # where the reference pulls, a step without advantage trains too
+
+
+def _idle_images(view: TreeView) -> Rows:
+    """Count scored images that have no part in the contrast, by why."""
+    if not view.record.rule.get("samples"):
+        return []
+    scored = [node for node in view.samples if node.leaf and known(node.leaf.total)]
+    level = [node for node in scored if node.leaf and not push(node.leaf.advantage)]
+    only_pulled = sum(view.sample_trains(node) == PULLED for node in level)
+    out = sum(view.sample_trains(node) == "no" for node in scored) - (len(level) - only_pulled)
+    rows: Rows = [("Scored images that took no part in the contrast", out)]
+    neither: Rows = [
+        (f"Images with advantage 0, {PULLED}", only_pulled),
+        ("Images with advantage 0, which pull neither way", len(level) - only_pulled),
+    ]
+    return rows if _level(view, images=True) else rows + neither
+
+
+def _single_child_splits(view: TreeView) -> int:
+    """Count splits of which one branch is left, where credit rests on the difference between branches."""
+    rule = view.record.rule
+    stepwise = recorded_rule(rule.get("reward")).differences
+    if rule.get("value", "leaves") != "leaves" or not (stepwise or rule.get("normalise") == "siblings"):
+        return 0
+    splits = [below for node in view.record.nodes if len(below := view.below(node)) > 1]
+    return sum(sum(bool(view.usable_below(child)) for child in below) == 1 for below in splits)
