@@ -12,7 +12,7 @@ import torch
 from reward_models import RewardBatch, check_scorer, load_reward, score_media
 from reward_models.asking import ask
 from reward_models.base import ScorerSpec, WithoutWeights, output_of_rows
-from reward_models.common.errors import BrokenScorerError
+from reward_models.common.errors import BrokenScorerError, RewardError
 from reward_models.common.messages import LONGEST_NOTE, brief
 from reward_models.scoring.cache import Score, ScoreCache
 from reward_models.serving.server import background
@@ -91,14 +91,14 @@ def test_of_a_clip_it_is_said_once_or_frame_by_frame(monkeypatch):
     assert mean(RewardBatch(clips, ["p"] * 3, fps=8.0)).notes == ["it is 4", "frame 0: it is 4; frame 2: it is 6", None]
 
 
-def test_known_scores_keep_their_notes_and_older_caches_their_scores(tmp_path):
+def test_known_scores_keep_their_notes_and_older_caches_are_refused(tmp_path):
     path = tmp_path / "scores.sqlite"
     with sqlite3.connect(path) as old:
         old.execute("CREATE TABLE scores (key TEXT PRIMARY KEY, reward TEXT, raw REAL, parts TEXT) WITHOUT ROWID")
-        old.execute("INSERT INTO scores VALUES ('a', 'r 1', 0.5, '{}')")
         old.execute("PRAGMA user_version = 1")
+    with pytest.raises(RewardError, match="no cache of scores that this version reads. Give another file to --cache"):
+        ScoreCache(path)
     for _ in range(2):
-        with ScoreCache(path) as cache:
+        with ScoreCache(tmp_path / "new.sqlite") as cache:
             cache.put("r 1", [("b", Score(0.25, {"p": 1.0}, note="why"))])
-            assert asdict(cache.get("a")) == {"raw": 0.5, "parts": {}, "error": None, "note": None}
             assert asdict(cache.get("b")) == {"raw": 0.25, "parts": {"p": 1.0}, "error": None, "note": "why"}
