@@ -72,7 +72,8 @@ def infer_family(path: str) -> str:
     try:
         class_name = pipeline_class_of(path)
     except (OSError, ValueError, AttributeError) as error:
-        check_pipeline_directory(FAMILIES["sd3"], path)  # says so if it is no folder of a pipeline
+        if is_here(path):
+            check_pipeline_directory(FAMILIES["sd3"], path)  # says so if it is no folder of a pipeline
         raise ConfigError(loading_problem(path, error)) from error
     for family in FAMILIES.values():
         if class_name in family.pipelines:

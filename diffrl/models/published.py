@@ -81,7 +81,7 @@ class Pipeline:
 
 
 class _NoProcessor:
-    """What Qwen-Image 2.1's pipeline asks of its processor where it is made: tokens of its own sentences."""
+    """Stands for a processor; Qwen-Image 2.1's pipeline, where it is made, asks for tokens of its own sentences."""
 
     def __init__(self) -> None:
         self.tokenizer = self

@@ -182,10 +182,13 @@ def test_what_the_hub_refuses(monkeypatch, kind, message):
     refused("some/model", message)
 
 
+UNREACHED = "neither a folder here nor in the hub's cache, and the hub cannot be reached"
+
+
 def test_a_hub_id_without_a_network():
-    refused(
-        "no-such-owner/no-such-model", "neither a folder here nor in the hub's cache, and the hub cannot be reached"
-    )
+    refused("no-such-owner/no-such-model", UNREACHED)
+    with pytest.raises(ConfigError, match=UNREACHED):  # whose class is known, and no family was asked for
+        infer_family("black-forest-labs/FLUX.1-dev")
 
 
 class Payload:

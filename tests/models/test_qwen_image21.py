@@ -17,7 +17,7 @@ def over_white(pictures):
     return colours * opaque + (1 - opaque)
 
 
-UNLIKE = Unlike(alone=True, pictures=over_white, output=lambda output: output[:, -4:], rounding=2**-8)
+UNLIKE = Unlike(alone=True, pictures=over_white, output=lambda output: output[:, -4:], rounding=2**-8, waits=None)
 """A batch's padding moves the stock call's pictures in time; the network gives what it makes of the text as well."""
 
 PROMPTS = ["a red circle", "two blue squares above a green triangle"]
