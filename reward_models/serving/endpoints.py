@@ -84,7 +84,7 @@ class Service:
                 return self.reply(499, b"")  # nobody reads it
             except asyncio.CancelledError:  # the time for finishing at the end is over
                 return self.refuse(503, CLOSING)
-            except Exception:
+            except Exception:  # of a handler or a scorer, of any class: the client is answered, and the server goes on
                 log.exception("The reward server failed on a request")
                 return self.refuse(500, "The server failed on this request; its log says why.")
 

@@ -34,6 +34,10 @@ def pulls(weights: tuple[float, ...], guidance: tuple[float, ...]) -> dict[str, 
     return {"none": "objective.kl=0.0 objective.kl_guidance=null", **pull}
 
 
+GRPO = {"clip": CLIPS, "updates": UPDATES, "pull": pulls((0.03, 0.1), (3.0, 5.0))}
+"""What every method that trains steps by GRPO may turn, besides its rate and its own."""
+
+
 def _tree(branches: int | list[int], splits: tuple[int, ...]) -> str:
     return f"rollout.tree={{roots: 1, branches: {branches}, splits: {list(splits)}, correlation: 4.0}}"
 
@@ -117,9 +121,7 @@ SPACES = {
                 "first step": "rollout.solver=ab2 rollout.stochastic={kind: window, start: 0, size: 1}",
                 "first two": "rollout.solver=ab2 rollout.stochastic={kind: window, start: 0, size: 2}",
             },
-            "clip": CLIPS,
-            "updates": UPDATES,
-            "pull": pulls((0.03, 0.1), (3.0, 5.0)),
+            **GRPO,
         },
         {"rate": "0.00015", "samples": "16", "noise": "every step", "clip": "0.001", "updates": "2", "pull": "none"},
     ),
@@ -132,9 +134,7 @@ SPACES = {
                 "4 x 2 x 2": _tree([4, 2, 2], (0, 1, 2)),
                 "4 x 4": _tree(4, (0, 2)),
             },
-            "clip": CLIPS,
-            "updates": UPDATES,
-            "pull": pulls((0.03, 0.1), (3.0, 5.0)),
+            **GRPO,
         },
         {"rate": "0.00015", "tree": "4 x 2 x 2", "clip": "0.001", "updates": "2", "pull": "none"},
     ),
@@ -150,9 +150,7 @@ SPACES = {
                 "one, sliding every 8": _window(1, 8),
                 "two, sliding every 16": _window(2, 16),
             },
-            "clip": CLIPS,
-            "updates": UPDATES,
-            "pull": pulls((0.03, 0.1), (3.0, 5.0)),
+            **GRPO,
         },
         {"rate": "0.00015", "samples": "16", "window": "first two", "clip": "0.001", "updates": "2", "pull": "none"},
     ),
@@ -162,9 +160,7 @@ SPACES = {
             "rate": RATES,
             "samples": SAMPLES,
             "eta": {f"{e:g}": f"rollout.dynamics.eta={e}" for e in (0.3, 0.6, 1.0)},
-            "clip": CLIPS,
-            "updates": UPDATES,
-            "pull": pulls((0.03, 0.1), (3.0, 5.0)),
+            **GRPO,
         },
         {"rate": "0.00015", "samples": "16", "eta": "0.3", "clip": "0.001", "updates": "2", "pull": "none"},
     ),
@@ -178,9 +174,7 @@ SPACES = {
                 "on course": "credit.turning_points={constraint: true, balance: true}",
                 "any": "credit.turning_points={constraint: false, balance: true}",
             },
-            "clip": CLIPS,
-            "updates": UPDATES,
-            "pull": pulls((0.03, 0.1), (3.0, 5.0)),
+            **GRPO,
         },
         {
             "rate": "0.00015",
@@ -206,9 +200,7 @@ SPACES = {
                 "one, sliding every 8": _window(1, 8),
                 "two, sliding every 16": _window(2, 16),
             },
-            "clip": CLIPS,
-            "updates": UPDATES,
-            "pull": pulls((0.03, 0.1), (3.0, 5.0)),
+            **GRPO,
         },
         {
             "rate": "0.00015",
