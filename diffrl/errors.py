@@ -35,6 +35,10 @@ class SourceError(ConfigError):
     """An image that a prompt asks to edit, or names in a pair, cannot be read, or not any more."""
 
 
+class ExplorerError(ConfigError):
+    """A process elsewhere that is to draw samples refuses, or would draw others."""
+
+
 class NotHereError(ConfigError):
     """Nothing is wrong with the configuration, but this machine cannot run it."""
 

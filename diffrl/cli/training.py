@@ -112,6 +112,42 @@ def status(run: Annotated[Path, typer.Argument(metavar="RUN", help="A run's dire
 
 
 @app.command()
+def explore(
+    config: ConfigArgument,
+    overrides: OverridesArgument = None,
+    host: Annotated[str, typer.Option(help="Address to listen on.")] = "127.0.0.1",
+    port: Annotated[int, typer.Option(help="0 takes a free one.", min=0, max=65535)] = 8124,
+    token_file: Annotated[Path | None, typer.Option(help="A file with the token that runs must show.")] = None,
+    allow_anonymous: Annotated[bool, typer.Option("--allow-anonymous", help="No token on an open address.")] = False,
+) -> None:
+    """Draw samples for a run elsewhere, which names this process in rollout.explorers.servers, until it is stopped.
+
+    diffrl explore configs/flux/diffrl.yaml --host 0.0.0.0 --token-file token.txt
+
+    Without a token file the token is that of DIFFRL_EXPLORER_TOKEN.
+    """
+    resolved = load(config, overrides)
+    quiet()
+    from diffrl.explorer import Explorer, make_explorer_app
+    from reward_models.serving.server import serve_app
+
+    def ready(address: str) -> None:
+        console().print(
+            f"Drawing for runs at {address}; stop with Ctrl-C.", markup=False, highlight=False, soft_wrap=True
+        )
+
+    serve_app(
+        lambda token: make_explorer_app(Explorer(resolved, token)),
+        ready,
+        host=host,
+        port=port,
+        token_file=token_file,
+        allow_anonymous=allow_anonymous,
+        variable=resolved.rollout.explorers.token_env if resolved.rollout.explorers else "DIFFRL_EXPLORER_TOKEN",
+    )
+
+
+@app.command()
 def check(
     config: ConfigArgument,
     overrides: OverridesArgument = None,

@@ -275,6 +275,28 @@ def _drawn_needs_no_density(rollout: RolloutSettings, objective: ObjectiveSettin
     )
 
 
+def _explorers_draw_what_trains(
+    rollout: RolloutSettings, objective: ObjectiveSettings, credit: CreditSettings, model: Any, train: TrainSettings
+) -> str | None:
+    if rollout.explorers is None:
+        return None
+    without = {
+        f"objective.kind: {objective.kind}, which trains on the states of chains": objective.visits > 0,
+        f"credit.value: {credit.value}, for which this process makes further images": credit.value != "leaves",
+        f"model.family: {model.family}, whose images to edit only this process has": model.facts.edits,
+        f"train.sharding: {train.sharding}, where no process holds all weights to send": train.sharding != "none",
+    }
+    for what, wrong in without.items():
+        if wrong:
+            return f"rollout.explorers must be null with {what}. Got both. Change either."
+    if rollout.explorers.overlap and objective.needs_densities:
+        return (
+            f"rollout.explorers.overlap must be false with objective.kind: {objective.kind}, whose ratio needs samples "
+            "of the weights that train. Got true. Set it to false, or use an objective without a ratio, such as tilt."
+        )
+    return None
+
+
 def _layers_are_published(model: Any, rollout: RolloutSettings) -> str | None:
     e = rollout.policy_copy
     if e is None or e.exclude is None or SOL_RL not in e.exclude or model.facts.sol_rl_exclude:
@@ -354,6 +376,7 @@ _CHECKS: tuple[tuple[tuple[str, ...], Callable[..., str | None]], ...] = (
     (("model", "train"), _sharding_fits),
     (("model", "rollout"), _copy_has_a_whole_base),
     (("rollout", "objective"), _drawn_needs_no_density),
+    (("rollout", "objective", "credit", "model", "train"), _explorers_draw_what_trains),
     (("rollout", "objective"), _visits_are_of_chains),
     (("model", "rollout"), _layers_are_published),
     (("run", "train"), _warmup_ends),

@@ -117,6 +117,42 @@ class DrawSettings(CopySettings):
     fidelity: DrawFidelitySettings = DrawFidelitySettings()
 
 
+class ExplorersSettings(Section):
+    """Other processes that draw the samples which train, `diffrl explore`; this one scores and trains."""
+
+    servers: Annotated[
+        ListOf[Annotated[str, Field(pattern=r"^https?://[^/\s?#@]+$", max_length=LONGEST_TEXT)]],
+        Field(min_length=1, max_length=1000),
+    ] = Field(description="Addresses, such as http://127.0.0.1:8124; an iteration's prompts are dealt out to them.")
+    overlap: bool = Field(
+        False,
+        description="Let them draw the next iteration while this one trains, by weights that are one update older.",
+    )
+    timeout: float = Field(
+        600.0,
+        ge=0.1,
+        le=1.0e6,
+        description="Seconds for one answer; a server that takes longer is asked no more for it.",
+    )
+    deadline: float = Field(
+        3600.0, ge=0.1, le=1.0e6, description="Seconds after which a run stops whose samples nobody has drawn."
+    )
+    token_env: str = Field(
+        "DIFFRL_EXPLORER_TOKEN",
+        min_length=1,
+        max_length=LONGEST_TEXT,
+        description="Environment variable with the servers' token; not set = they ask for none.",
+    )
+
+    @model_validator(mode="after")
+    def _different(self) -> Self:
+        if len(set(self.servers)) < len(self.servers):
+            raise problems(
+                f"rollout.explorers.servers must be different. Got {', '.join(self.servers)}. Remove what is twice."
+            )
+        return self
+
+
 class ExploreSettings(CopySettings):
     """A larger pool of candidates, generated cheaply; only the chosen ones are regenerated and train the policy."""
 

@@ -7,7 +7,14 @@ from typing import Annotated, Any, Literal, Self
 
 from pydantic import Discriminator, Field, Tag, model_validator
 
-from diffrl.config.explore import CopySettings, DrawSettings, ExploreSettings, explore_problems, low_precision
+from diffrl.config.explore import (
+    CopySettings,
+    DrawSettings,
+    ExplorersSettings,
+    ExploreSettings,
+    explore_problems,
+    low_precision,
+)
 from diffrl.config.tree import TreeSettings
 from diffrl.errors import ConfigError
 from diffrl.functional.steps import stochastic_steps
@@ -176,6 +183,9 @@ class RolloutSettings(Section):
         description="A low-precision copy that draws the samples which train, for objectives without a ratio. null = "
         "the policy draws.",
     )
+    explorers: ExplorersSettings | None = Field(
+        None, description="Other processes that draw the samples which train. null = this one does. docs/scale.md"
+    )
     latents_dtype: Literal["float32", "bfloat16"] = Field(
         "float32",
         description="What latents are rounded to where a stochastic step begins and ends, before it is scored, and "
@@ -202,6 +212,11 @@ class RolloutSettings(Section):
             faults += explore_problems(self.explore, self.tree, self.steps)
         if self.draw is not None:
             faults += self.draw.copy_problems("rollout.draw")
+        if self.explorers is not None and self.explore is not None:
+            faults.append(
+                "rollout.explorers must be null with rollout.explore: a pool is drawn, and what is chosen of it drawn "
+                "again, in one process. Got both. Use rollout.draw for servers that draw in low precision."
+            )
         if self.draw is not None and self.explore is not None:
             faults.append(
                 "rollout.draw must be null with rollout.explore, which generates in low precision already and draws "

@@ -274,8 +274,9 @@ class Config(Section):
 
     @property
     def keeps_drawing_weights(self) -> bool:
-        """Whether the weights that draw are kept apart from the trained ones, because the copy lags behind them."""
-        return self.rollout.draw is not None and self.rollout.draw.sync_every > 1
+        """Whether the weights that draw are kept apart from the trained ones, because what draws lags behind them."""
+        draw, explorers = self.rollout.draw, self.rollout.explorers
+        return (draw is not None and draw.sync_every > 1) or (explorers is not None and explorers.overlap)
 
     @property
     def tree_iterations(self) -> int:

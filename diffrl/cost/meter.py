@@ -87,6 +87,11 @@ class CostMeter:
 
             transformer.register_forward_pre_hook(hook, with_kwargs=True)
 
+    def add(self, purpose: str, count: int, precision: str) -> None:
+        """Count evaluations that another process has made."""
+        self.evaluations[purpose] += count
+        self.by_precision[precision] += count
+
     @contextmanager
     def purpose(self, name: str) -> Iterator[None]:
         """Count evaluations as made for `name` until the block ends."""

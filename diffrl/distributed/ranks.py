@@ -13,11 +13,11 @@ from torch import Tensor, nn
 
 from diffrl.distributed.control import Control
 from diffrl.distributed.lockstep import Lockstep
-from diffrl.errors import ConfigError, GuardStop, SourceError
+from diffrl.errors import ConfigError, DiffrlError, ExplorerError, GuardStop, SourceError
 from reward_models import RewardError
 
 T = TypeVar("T")
-SHARED: tuple[type[RewardError | GuardStop | SourceError], ...] = (RewardError, GuardStop, SourceError)
+SHARED: tuple[type[RewardError | DiffrlError], ...] = (RewardError, GuardStop, SourceError, ExplorerError)
 """What ends all ranks if it is raised on one."""
 
 LAUNCHERS = {
@@ -104,10 +104,11 @@ class Ranks:
             RewardError: it was raised here, or on another rank, which is named.
             GuardStop: likewise.
             SourceError: likewise.
+            ExplorerError: likewise.
         """
         if self.world == 1:
             return work()
-        raised: RewardError | GuardStop | SourceError | None = None
+        raised: RewardError | DiffrlError | None = None
         value: list[T] = []
         try:
             value.append(work())

@@ -21,6 +21,7 @@ from diffrl.models.placement import try_attention
 from diffrl.precision.choice import Machine, find_backend, missing_hardware, speed_notes
 from diffrl.preflight.preview import Opening, Preview, below
 from diffrl.run.directory import new_run_dir
+from diffrl.training.explorers import answers
 from diffrl.training.optim import make_optimizer
 
 NEWEST_CUDA = (99, 0)
@@ -83,6 +84,17 @@ def open_device(opening: Opening) -> None:
     patience = longest_wait(config, opening.preview.processes)
     device, trackers = opening.preview.device, asked_trackers(config)
     opening.ranks = open_ranks(device, trackers, str(opening.run_dir), patience)
+
+
+def dry_explorers(preview: Preview) -> str | None:
+    """Look which of the processes that are to draw are there; they may be started later."""
+    settings = preview.config.rollout.explorers
+    if settings is None or preview.target is not None:
+        return None
+    there = [address for address in settings.servers if answers(address)]
+    missing = [address for address in settings.servers if address not in there]
+    start = f"; not yet there: {', '.join(missing)} (diffrl explore CONFIG)" if missing else ""
+    return f"{len(there)} of {len(settings.servers)} answer{start}"
 
 
 def dry_memory(preview: Preview) -> str:

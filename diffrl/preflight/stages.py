@@ -44,6 +44,7 @@ STAGES = (
     Stage("samples", model.dry_samples),
     Stage("begins with", model.dry_start),
     Stage("device", machine.dry_device, machine.open_device, first=True),
+    Stage("explorers", machine.dry_explorers),
     Stage("memory", machine.dry_memory, machine.open_memory, first=True),
     Stage("trackers", machine.dry_trackers),
     Stage("run", machine.dry_directory),

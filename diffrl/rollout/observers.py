@@ -66,6 +66,7 @@ class EdgeRecorder:
             wanted &= torch.isin(forest.step, torch.tensor(list(steps), dtype=torch.int64))
         self._node = torch.nonzero(wanted).flatten()
         parents, self._origin = forest.parent[self._node].unique(return_inverse=True)
+        self._parents = parents
         self._end_at, self._origin_at = torch.full((2, len(forest.parent)), -1).unbind()  # by node of the forest
         self._end_at[self._node] = torch.arange(len(self._node))
         self._origin_at[parents] = torch.arange(len(parents))
@@ -96,6 +97,32 @@ class EdgeRecorder:
         fresh = self._fresh[rows_out]
         if fresh.any():
             self._stored[_span(self._before[rows_out[fresh]])] = level.latents[_span(rows_in[fresh])]
+
+    def take(self, rows: Tensor, stored: Tensor, density: Tensor, sigmas: Tensor) -> None:
+        """Take the steps of a part of the forest that another recorder has kept: `stored` and `old_log_prob` there.
+
+        Args:
+            rows: (n,) int64 nodes of the part, all trees of some prompts.
+            stored: its latents, as its `edges` have them.
+            density: (E,) float32 of its steps.
+            sigmas: (T + 1,) float32 the grid.
+        """
+        inside = torch.zeros(len(self._end_at), dtype=torch.bool)
+        inside[rows] = True
+        if self._stored is None:
+            total = len(self._node) + int(self._fresh.sum())
+            self._stored = stored.new_empty((total, *stored.shape[1:]), dtype=self._dtype)
+            grid, step = sigmas.to(stored.device), self._step.to(stored.device)
+            self._sigmas = torch.stack([grid[step], grid[step + 1]])
+            self._density = stored.new_full((len(self._node),), torch.nan, dtype=torch.float32)
+        ends = torch.nonzero(inside[self._node]).flatten()
+        fresh = self._before[inside[self._parents] & self._fresh]
+        self._stored[torch.cat([ends, fresh]).to(stored.device)] = stored
+        self._density[ends.to(density.device)] = density
+
+    def sizes(self) -> tuple[int, int]:
+        """Return how many latents are stored, and how many steps are kept."""
+        return len(self._node) + int(self._fresh.sum()), len(self._node)
 
     def edges(self) -> Edges:
         """Return all of them, step after step, whether or not the forest was drawn in parts."""

@@ -25,7 +25,7 @@ from reward_models.common.yaml12 import Loader
 
 MAY_CHANGE = (
     "run.iterations", "run.checkpoint_every", "run.keep_checkpoints", "track.", "guards.",
-    "rollout.micro_batch", "rollout.decode_batch", "rollout.prompts_at_once", "eval.batch",
+    "rollout.micro_batch", "rollout.decode_batch", "rollout.prompts_at_once", "rollout.explorers", "eval.batch",
     "train.micro_batch", "train.gradient_checkpointing",
     "model.device", "model.offload", "model.vae_slicing", "model.vae_tiling", "model.compile",
     "model.init_from.run", "model.lora.start.path",
@@ -33,6 +33,9 @@ MAY_CHANGE = (
 )  # fmt: skip
 """Keys of config.yaml, or their beginnings, that change what is kept, watched and held in memory, how long the run is
 and where what it began with lies, and not what has been trained but for rounding."""
+
+OVERLAP = "rollout.explorers.overlap"
+"""What may not change of `rollout.explorers`: the age of the weights that draw. Without the section it is false."""
 
 REWARDS_MAY_CHANGE = ("batch_size", "device", "timeout", "options.url", "options.urls", "options.timeout")
 """The same of each reward: where and how fast it is computed."""
@@ -83,7 +86,7 @@ def changes_since(then: Any, now: Config) -> dict[str, tuple[Any, Any]]:
         before = make_config(yaml.load(then, Loader)).model_dump()  # a SafeLoader
     except (yaml.YAMLError, ConfigError, TypeError, ValueError, AttributeError, RecursionError) as error:
         raise CheckpointError("The configuration that it holds cannot be read.") from error
-    old, new = flat(before), flat(now.model_dump())
+    old, new = ({OVERLAP: False, **flat(config)} for config in (before, now.model_dump()))
     keys = [key for key in {**old, **new} if key not in ("run.name", "run.dir") and old.get(key) != new.get(key)]
     return {key: (old.get(key), new.get(key)) for key in keys}
 
@@ -91,7 +94,7 @@ def changes_since(then: Any, now: Config) -> dict[str, tuple[Any, Any]]:
 def may_change(key: str) -> bool:
     """Return whether a key of config.yaml may be changed between two parts of a run."""
     if key.startswith(MAY_CHANGE):
-        return True
+        return key != OVERLAP
     section, _, rest = key.removeprefix("eval.").partition(".")
     return section == "rewards" and rest.partition(".")[2].startswith(REWARDS_MAY_CHANGE)
 
@@ -167,6 +170,7 @@ def changed_config(
     if not overrides:
         return config
     now = load_config(run_dir / "config.yaml", overrides)
+    compare_configs(kept_config(config), now, str(run_dir / "config.yaml"))
     if now.run.iterations != config.run.iterations and not from_start:
         reached = max(checkpoint_steps(run_dir / CHECKPOINTS), default=0)
         require_left(now, run_dir, reached + 1)

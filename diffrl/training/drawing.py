@@ -75,13 +75,47 @@ class Drawing:
         """What draws; None = the policy itself."""
         return None if self.settings is None or self.watch.fallen_back else self.session.copy
 
+    @property
+    def uses_explorers(self) -> bool:
+        """Whether other processes draw."""
+        return self.session.config.rollout.explorers is not None and not self.watch.fallen_back
+
+    @property
+    def overlaps(self) -> bool:
+        """Whether an iteration is drawn while the one before it trains."""
+        explorers = self.session.config.rollout.explorers
+        return self.uses_explorers and explorers is not None and explorers.overlap
+
+    @property
+    def _every(self) -> int:
+        return 1 if self.settings is None or self.watch.synced else self.settings.sync_every
+
     def age(self, iteration: int) -> int:
         """Return how many iterations old the weights are that draw in an iteration."""
-        return 0 if self.settings is None or self.watch.synced else iteration % self.settings.sync_every
+        late = int(self.overlaps and iteration > 0)
+        return (iteration - late) % self._every + late
+
+    def state(self) -> dict[str, Tensor]:
+        """Return the trained weights that draw, by name."""
+        return self.session.policy.state() if self.weights is None else self.weights.average
+
+    def advance(self, iteration: int) -> None:
+        """Before an iteration's update, take the weights that draw the next while it trains."""
+        assert self.weights is not None
+        if iteration % self._every == 0:
+            self.weights.update()
 
     def sync(self, iteration: int) -> None:
         """Give the copy the weights that draw in an iteration: the policy's, or those that it last had."""
         copy, policy = self.copy, self.session.policy.inner
+        if self.overlaps:  # `advance` has taken the weights, in the iteration before
+            assert self.weights is not None
+            if iteration == 0:
+                self.weights.update()
+            if copy is not None:
+                with self.clock("push"), self.weights.applied():
+                    copy.sync_weights(policy)
+            return
         if copy is None:
             return
         with self.clock("push"):
@@ -105,12 +139,19 @@ class Drawing:
         """Let what draws be the adapter's transformer until the block ends."""
         return nullcontext() if self.copy is None else self.copy.in_place_of(self.session.adapter)
 
+    def as_drawn(self) -> AbstractContextManager[None]:
+        """Let the adapter draw as the other processes did until the block ends."""
+        if self.copy is not None or self.weights is None:
+            return self.in_place()
+        return self.weights.applied()
+
     def described(self, iteration: int) -> dict[str, Any] | None:
         """Return what drew an iteration, for its record; None without a copy."""
         copy = self.copy
-        if copy is None:
+        if copy is None and not self.uses_explorers:
             return None
-        return {"precision": copy.report.precision, "engine": copy.report.engine, "age": self.age(iteration)}
+        precision, engine = ("training", "policy") if copy is None else (copy.report.precision, copy.report.engine)
+        return {"precision": precision, "engine": engine, "age": self.age(iteration)}
 
     def audits(self, iteration: int) -> bool:
         """Return whether an iteration's first prompt is drawn again by the policy."""

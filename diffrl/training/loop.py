@@ -103,6 +103,8 @@ class Trainer:
         with self.sampling.drawing.in_place():  # the densities are those of what drew
             self.updater.gate(samples.rollout, predict, replayed=self.sampling.drawing.copy is not None)
         examples = self.updater.examples(samples.rollout, credit, grad_mask, predict)
+        if self.sampling.drawing.overlaps and self.iteration + 1 < self.config.run.iterations:
+            self.sampling.ahead(self.next_batch(ahead=1))
         trace = tracer.trace(samples) if tracer else None
         before = self.trees.velocities(trace, conditioning)
         metrics |= self.updater.update(samples.rollout, examples, predict, conditioning)
@@ -134,15 +136,15 @@ class Trainer:
         graphs = sum(blocks.graphs for blocks in compiled)
         return {"compile/graphs": graphs, "compile/missed": len(missed)} if compiled else {}
 
-    def next_batch(self) -> PromptBatch:
-        """Return this rank's prompts of the next iteration."""
+    def next_batch(self, ahead: int = 0) -> PromptBatch:
+        """Return this rank's prompts of the next iteration, or of one so many after it."""
         c, ranks = self.config, self.ranks
         world, rank = ranks.world, ranks.rank
         return prompt_batch(
             prompts=self.session.prompts,
             per_iteration=c.prompts.per_iteration,
             seed=c.run.seed,
-            iteration=self.iteration,
+            iteration=self.iteration + ahead,
             rank=rank,
             world_size=world,
         )
@@ -243,3 +245,5 @@ class Trainer:
         self.hacking.state.alarmed = 0
         self.updater.recoveries = self.hacking.state.recoveries
         self.sampling.drawing.reload()
+        if self.sampling.explorers is not None:
+            self.sampling.explorers.forget()

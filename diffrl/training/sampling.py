@@ -6,6 +6,7 @@ import math
 from collections.abc import Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass, replace
+from functools import cached_property
 from typing import Any
 
 import torch
@@ -14,7 +15,7 @@ from torch import Tensor
 from diffrl.config.explore import ExploreSettings
 from diffrl.config.rollout import RolloutSettings
 from diffrl.config.schema import Config
-from diffrl.cost.meter import PhaseClock
+from diffrl.cost.meter import TREES, PhaseClock
 from diffrl.distributed.ranks import Ranks
 from diffrl.functional.ranking import pair_agreement, ranking_fidelity
 from diffrl.functional.steps import coarse_levels
@@ -22,13 +23,15 @@ from diffrl.models.adapter import Conditioning, ModelAdapter
 from diffrl.precision.copies import PolicyCopy
 from diffrl.records import Exploration, Forest, Prompt, PromptBatch, RewardTable, Rollout, Samples
 from diffrl.rewards.score import Scoring, WeightedScorer
-from diffrl.rollout.denoise import Sampler
+from diffrl.rollout.denoise import Sampler, denoise
 from diffrl.rollout.explore import explore, prompt_samples
+from diffrl.rollout.observers import of_whole
 from diffrl.rollout.regenerate import Clock, Sink, ignore, no_clock, regenerate
 from diffrl.rollout.select import choose
 from diffrl.rollout.transition import Transition
-from diffrl.rollout.tree import plan_forest, prompt_chunks, root_addresses, subset
+from diffrl.rollout.tree import paths_to, plan_forest, prompt_chunks, root_addresses, subset
 from diffrl.training.drawing import Drawing, FidelityWatch, mean_cosine, taught
+from diffrl.training.explorers import Explorers
 from diffrl.training.guards import UpdateGuard
 from diffrl.training.messages import Messages
 from diffrl.training.pairs import given_samples
@@ -53,6 +56,11 @@ class Sampling:
     guard: UpdateGuard
     messages: Messages
     drawing: Drawing
+
+    @cached_property
+    def explorers(self) -> Explorers | None:
+        """Other processes that draw; None where this one does."""
+        return None if self.config.rollout.explorers is None else Explorers(self.session)
 
     @property
     def watch(self) -> FidelityWatch:
@@ -84,8 +92,11 @@ class Sampling:
         if settings is None:
             forest = plan_forest(len(batch.prompts), tree.roots, branching)
             self.drawing.sync(batch.iteration)
-            with self.drawing.in_place():
-                rollout, table = self.regenerate(batch, conditioning, forest, tracer)
+            if self.drawing.uses_explorers:
+                rollout, table = self.take(batch, conditioning, forest, tracer)
+            else:
+                with self.drawing.in_place():
+                    rollout, table = self.regenerate(batch, conditioning, forest, tracer)
             return Samples(rollout, table, sampled_by=self.drawing.described(batch.iteration))
         pool = plan_forest(len(batch.prompts), settings.candidates // tree.leaves_per_root, branching)
         each = ignore if tracer is None else tracer.candidates(pool)
@@ -95,6 +106,40 @@ class Sampling:
         chosen = choose(exploration, settings.select, keep, audit, self.config.run.seed)
         rollout, table = self.regenerate(batch, conditioning, subset(pool, chosen.samples), tracer)
         return Samples(rollout, table, exploration, chosen, self.explored(settings, keep, audit))
+
+    def take(
+        self, batch: PromptBatch, conditioning: Conditioning, forest: Forest, tracer: Tracer | None = None
+    ) -> tuple[Rollout, RewardTable]:
+        """Return what explorers have drawn, scored here; the tracer is shown its own prompts as they are drawn again.
+
+        Raises:
+            ExplorerError: one refuses.
+            GuardStop: nobody has drawn some of it in time.
+        """
+        s, scorers, explorers = self.session, self.session.scorers_at(batch.iteration), self.explorers
+        assert explorers is not None
+        s.meter.decodes += len(forest)
+        s.meter.reward_calls += len(forest) * len(scorers)
+        with self.clock("rollout"):
+            report = self.messages.report_own
+            rollout = s.ranks.raise_on_all_ranks(lambda: explorers.take(batch, self.drawing.state(), report))
+        if tracer is not None:
+            samples = torch.nonzero(forest.sample_prompt < tracer.prompts).flatten()
+            part, rows = subset(forest, samples), torch.nonzero(paths_to(forest, samples)).flatten()
+            shown = [of_whole(observer, rows) for observer in tracer.observers(forest)]
+            roots = root_addresses(part, batch, self.config.run.seed)
+            with self.clock("trees"), s.meter.purpose(TREES), self.drawing.as_drawn():
+                denoise(s.adapter, conditioning, part, roots, self.sampler(), observe=shown)
+        scoring = Scoring(scorers, *samples_of(batch, forest))
+        scoring.add(rollout.images)
+        with self.clock("reward"):
+            return rollout, s.ranks.raise_on_all_ranks(scoring.table)
+
+    def ahead(self, batch: PromptBatch) -> None:
+        """Have the next iteration drawn while this one trains."""
+        assert self.explorers is not None
+        self.drawing.advance(batch.iteration - 1)
+        self.explorers.begin(batch, self.drawing.state())
 
     def explored(self, settings: ExploreSettings, keep: int, audit: int) -> dict[str, Any]:
         """Return how this iteration's pool was drawn, and how many of a prompt were taken from it."""
@@ -190,8 +235,9 @@ class Sampling:
     def audit(self, samples: Samples, conditioning: Conditioning) -> dict[str, float | int]:
         """Draw the first prompt again by the policy itself, hold what both teach together, and act as configured."""
         batch, draw, ranks = samples.rollout.batch, self.config.rollout.draw, self.session.ranks
+        age = {"draw/age": self.drawing.age(batch.iteration)} if self.drawing.uses_explorers else {}
         if draw is None or not self.drawing.audits(batch.iteration):
-            return {}
+            return {**age}
         first = prompt_samples(samples.rollout.forest)[0]
         part = subset(samples.rollout.forest, first)
         again, table = self.regenerate(batch, conditioning, part, purpose="audit")
@@ -201,7 +247,7 @@ class Sampling:
             error = self.drawing.prediction_error(samples.rollout, conditioning)
         means = ranks.gather(torch.tensor([[cosine, error]], dtype=torch.float64)).nanmean(0).tolist()
         self.drawing.react(means[0], draw.fidelity)
-        return {"draw/cosine": means[0], "draw/prediction_error": means[1]}
+        return {**age, "draw/cosine": means[0], "draw/prediction_error": means[1]}
 
     def fidelity(self, samples: Samples) -> dict[str, float | int]:
         """Compare the cheap ranking with the true one on what was regenerated, and act on it as configured."""

@@ -33,6 +33,7 @@ from reward_models.serving.wire import (
 )
 
 log = logging.getLogger(__name__)
+JSON = "application/json"
 RETRY_AFTER = 1
 """Seconds that a client is asked to wait when the service is full."""
 STEP = 256_000
@@ -40,43 +41,32 @@ STEP = 256_000
 CLOSING = "The server is shutting down. Ask again later."
 
 
-class Service:
-    """State and answers of the scoring service.
+class Guarded:
+    """What every service shares: the token, bodies within limits, refusals as answers, and counts of them.
 
     Args:
-        rewards: scorers by the name that clients ask for.
+        name: of the service, for its log.
         token: what clients must show, or None.
         limits: what is taken on.
     """
 
-    def __init__(self, rewards: Mapping[str, Scorer], token: str | None, limits: Limits) -> None:
-        self.limits, self.token, self.closing = limits, token, False
-        batching = limits.max_batch, limits.max_wait_ms, limits.max_batch_pixels
-        self.batchers = {name: MicroBatcher(scorer, *batching) for name, scorer in rewards.items()}
+    def __init__(self, name: str, token: str | None, limits: Limits) -> None:
+        self.name, self.limits, self.token, self.closing = name, limits, token, False
         self.admission = Admission(limits.queue_size, int(limits.max_held_mb * 1e6))
         self.started = time.monotonic()
         self.answers: Counter[int] = Counter()
-        self.samples = self.dropped = 0
-
-    def close(self) -> None:
-        """Stop the scorers' threads; requests that still wait are answered 503."""
-        self.closing = True
-        end = time.monotonic() + 5
-        for batcher in self.batchers.values():
-            batcher.close(timeout=0)
-        for batcher in self.batchers.values():
-            batcher.close(timeout=max(0.0, end - time.monotonic()))
+        self.dropped = 0
 
     def endpoint(
-        self, handler: Callable[[Request], Awaitable[bytes]], public: bool = False
+        self, handler: Callable[[Request], Awaitable[bytes]], public: bool = False, media_type: str = JSON
     ) -> Callable[[Request], Awaitable[Response]]:
         """Return a handler as an endpoint: it wants the token, refusals become answers, answers are counted."""
 
         async def answer(request: Request) -> Response:
             try:
                 if not public:
-                    self._check_token(request.headers.get("authorization", ""))
-                return self.reply(200, await handler(request))
+                    self.check_token(request.headers.get("authorization", ""))
+                return self.reply(200, await handler(request), media_type=media_type)
             except RefusedError as refusal:
                 return self.refuse(refusal.status, refusal.sentence)
             except ClientDisconnect:
@@ -85,7 +75,7 @@ class Service:
             except asyncio.CancelledError:  # the time for finishing at the end is over
                 return self.refuse(503, CLOSING)
             except Exception:  # of a handler or a scorer, of any class: the client is answered, and the server goes on
-                log.exception("The reward server failed on a request")
+                log.exception("The %s failed on a request", self.name)
                 return self.refuse(500, "The server failed on this request; its log says why.")
 
         return answer
@@ -99,56 +89,15 @@ class Service:
         }.get(status)
         return self.reply(status, json.dumps({"error": sentence}).encode(), headers)
 
-    def reply(self, status: int, body: bytes, headers: Mapping[str, str] | None = None) -> Response:
-        """Answer in JSON."""
+    def reply(
+        self, status: int, body: bytes, headers: Mapping[str, str] | None = None, media_type: str = JSON
+    ) -> Response:
+        """Answer."""
         self.answers[status] += 1
-        return Response(body, status, headers, "application/json")
+        return Response(body, status, headers, media_type)
 
-    async def health(self, request: Request) -> bytes:
-        """Tell whether it is ready, for how long, what waits and what it has done."""
-        facts = {
-            "ready": not self.closing,
-            "uptime_s": round(time.monotonic() - self.started, 1),
-            "queue": {name: len(batcher) for name, batcher in self.batchers.items()},
-            "arriving": self.admission.arriving,
-            "under_way": self.admission.requests,
-            "held_mb": round(self.admission.bytes / 1e6, 3),
-            "answers": {str(status): count for status, count in sorted(self.answers.items())},
-            "samples": self.samples,
-            "batches": {name: batcher.batches for name, batcher in self.batchers.items()},
-            "dropped": self.dropped,
-        }
-        return json.dumps(facts).encode()
-
-    async def rewards(self, request: Request) -> bytes:
-        """Tell the specs of the scorers, and the limits and the protocol that clients keep to."""
-        return encode_listing({name: batcher.scorer.spec for name, batcher in self.batchers.items()}, self.limits)
-
-    async def score(self, request: Request) -> bytes:
-        """Score the request's batch."""
-        name = request.path_params["name"]
-        batcher = self.batchers.get(name)
-        if batcher is None:
-            known = ", ".join(sorted(self.batchers))
-            raise RefusedError(404, f"There is no reward {name[:80]!r} here. Known: {known}.")
-        _require_understood(request)
-        received = False
-        try:
-            async with asyncio.timeout(self.limits.request_timeout):
-                with self.admission.request() as ticket:
-                    body = await self._body(request, ticket)
-                    ticket.enter()
-                    received = True
-                    batch = await asyncio.to_thread(decode_request, body, self.limits, ticket.reserve)
-                    output = await self._scores(request, batcher, batch)
-        except TimeoutError:
-            what, limit = ("scored" if received else "received"), f"{self.limits.request_timeout:g} s"
-            sentence = f"The request was not {what} within {limit}. Ask again, or send less at once."
-            raise RefusedError(503 if received else 408, sentence) from None
-        self.samples += len(batch)
-        return encode_output(output, batcher.scorer.spec.version)
-
-    def _check_token(self, header: str) -> None:
+    def check_token(self, header: str) -> None:
+        """Refuse a request without the token."""
         if self.token is None:
             return
         kind, _, shown = header.partition(" ")
@@ -157,7 +106,7 @@ class Service:
             got = "a wrong one" if shown else "none"
             raise RefusedError(401, f"This server asks for a token: 'Authorization: Bearer TOKEN'. Got {got}.")
 
-    async def _body(self, request: Request, ticket: Ticket) -> bytearray:
+    async def body(self, request: Request, ticket: Ticket) -> bytearray:
         """Receive the body, holding no more of it than allowed, for as long as it gets on."""
         most = int(self.limits.max_body_mb * 1e6)
         length = request.headers.get("content-length", "0")
@@ -186,6 +135,75 @@ class Service:
             raise RefusedError(408, sentence) from None
         return body
 
+
+class Service(Guarded):
+    """State and answers of the scoring service.
+
+    Args:
+        rewards: scorers by the name that clients ask for.
+        token: what clients must show, or None.
+        limits: what is taken on.
+    """
+
+    def __init__(self, rewards: Mapping[str, Scorer], token: str | None, limits: Limits) -> None:
+        super().__init__("reward server", token, limits)
+        batching = limits.max_batch, limits.max_wait_ms, limits.max_batch_pixels
+        self.batchers = {name: MicroBatcher(scorer, *batching) for name, scorer in rewards.items()}
+        self.samples = 0
+
+    def close(self) -> None:
+        """Stop the scorers' threads; requests that still wait are answered 503."""
+        self.closing = True
+        end = time.monotonic() + 5
+        for batcher in self.batchers.values():
+            batcher.close(timeout=0)
+        for batcher in self.batchers.values():
+            batcher.close(timeout=max(0.0, end - time.monotonic()))
+
+    async def health(self, request: Request) -> bytes:
+        """Tell whether it is ready, for how long, what waits and what it has done."""
+        facts = {
+            "ready": not self.closing,
+            "uptime_s": round(time.monotonic() - self.started, 1),
+            "queue": {name: len(batcher) for name, batcher in self.batchers.items()},
+            "arriving": self.admission.arriving,
+            "under_way": self.admission.requests,
+            "held_mb": round(self.admission.bytes / 1e6, 3),
+            "answers": {str(status): count for status, count in sorted(self.answers.items())},
+            "samples": self.samples,
+            "batches": {name: batcher.batches for name, batcher in self.batchers.items()},
+            "dropped": self.dropped,
+        }
+        return json.dumps(facts).encode()
+
+    async def rewards(self, request: Request) -> bytes:
+        """Tell the specs of the scorers, and the limits and the protocol that clients keep to."""
+        return encode_listing({name: batcher.scorer.spec for name, batcher in self.batchers.items()}, self.limits)
+
+    async def score(self, request: Request) -> bytes:
+        """Score the request's batch."""
+        name = request.path_params["name"]
+        batcher = self.batchers.get(name)
+        if batcher is None:
+            known = ", ".join(sorted(self.batchers))
+            raise RefusedError(404, f"There is no reward {name[:80]!r} here. Known: {known}.")
+        require_understood(request, PROTOCOL)
+        received = False
+        try:
+            async with asyncio.timeout(self.limits.request_timeout):
+                with self.admission.request() as ticket:
+                    body = await self.body(request, ticket)
+                    ticket.enter()
+                    received = True
+                    batch = await asyncio.to_thread(decode_request, body, self.limits, ticket.reserve)
+                    output = await self._scores(request, batcher, batch)
+        except TimeoutError:
+            what, limit = ("scored" if received else "received"), f"{self.limits.request_timeout:g} s"
+            sentence = f"The request was not {what} within {limit}. Ask again, or send less at once."
+            raise RefusedError(503 if received else 408, sentence) from None
+        self.samples += len(batch)
+        return encode_output(output, batcher.scorer.spec.version)
+
     async def _scores(self, request: Request, batcher: MicroBatcher, batch: RewardBatch) -> RewardOutput:
         """Have the batch scored, unless the client goes away before it is begun."""
         name = batcher.scorer.spec.name
@@ -212,13 +230,13 @@ class Service:
             raise BusyError(CLOSING) from None
 
 
-def _require_understood(request: Request) -> None:
-    """Refuse clients of another protocol, and bodies that grow when they are unpacked."""
+def require_understood(request: Request, version: int) -> None:
+    """Refuse clients of another version of the protocol, and bodies that grow when they are unpacked."""
     protocol = request.headers.get(PROTOCOL_HEADER)
-    if protocol != str(PROTOCOL):
+    if protocol != str(version):
         raise RefusedError(
             400,
-            f"This server takes requests with the header '{PROTOCOL_HEADER}: {PROTOCOL}'. Got "
+            f"This server takes requests with the header '{PROTOCOL_HEADER}: {version}'. Got "
             f"{protocol[:20] if protocol else 'none'}. Install the same version of diffrl on both sides.",
         )
     if request.headers.get("content-encoding", "identity").lower() != "identity":

@@ -32,11 +32,13 @@ from reward_models.base import Scorer
 from reward_models.common.errors import RewardError
 from reward_models.common.sections import first_problem
 from reward_models.serving.connections import server_config
-from reward_models.serving.endpoints import Service
+from reward_models.serving.endpoints import Guarded, Service
 from reward_models.serving.transport import is_loopback
 from reward_models.serving.wire import TOKEN_VARIABLE, Limits
 
 log = logging.getLogger(__name__)
+LISTENING = ("host", "port", "token", "token_file", "allow_anonymous", "grace_s")
+"""Options of where to listen, to whom, and how to end; `serve` takes limits beside them."""
 
 
 def make_app(rewards: Mapping[str, Scorer], *, token: str | None = None, **limits: float) -> FastAPI:
@@ -55,8 +57,6 @@ def make_app(rewards: Mapping[str, Scorer], *, token: str | None = None, **limit
         raise RewardError(
             f"A served reward's name has letters, digits, '_', '.' and '-'. Got {wrong or 'no rewards'}. Name it anew."
         )
-    if token is not None and not re.fullmatch(r"[!-~]{8,}", token):
-        raise RewardError("A token has 8 or more ASCII characters and no spaces. Make one: openssl rand -hex 24.")
     service = Service(rewards, token, _limits(limits))
 
     @asynccontextmanager
@@ -64,14 +64,30 @@ def make_app(rewards: Mapping[str, Scorer], *, token: str | None = None, **limit
         yield
         service.close()
 
-    app = FastAPI(title="diffrl reward server", openapi_url=None, redirect_slashes=False, lifespan=lifespan)
+    app = guarded_app(service, "There are GET /health, GET /v1/rewards and POST /v1/score/NAME.", lifespan)
     app.add_route("/health", service.endpoint(service.health, public=True), methods=["GET"])
     app.add_route("/v1/rewards", service.endpoint(service.rewards), methods=["GET"])
     app.add_route("/v1/score/{name}", service.endpoint(service.score), methods=["POST"])
+    return app
+
+
+def guarded_app(service: Guarded, rule: str, lifespan: Any = None) -> FastAPI:
+    """Return an application without routes, which answers in sentences where it has none.
+
+    Args:
+        service: answers.
+        rule: the addresses that there are.
+        lifespan: as for FastAPI.
+
+    Raises:
+        RewardError: a wrong token.
+    """
+    if service.token is not None and not re.fullmatch(r"[!-~]{8,}", service.token):
+        raise RewardError("A token has 8 or more ASCII characters and no spaces. Make one: openssl rand -hex 24.")
+    app = FastAPI(title=f"diffrl {service.name}", openapi_url=None, redirect_slashes=False, lifespan=lifespan)
 
     async def plain(request: Request, error: Exception) -> Response:
         status = error.status_code if isinstance(error, HTTPException) else 500
-        rule = "There are GET /health, GET /v1/rewards and POST /v1/score/NAME."
         return service.refuse(status, f"{rule} Got {request.method} {request.url.path[:80]}.")
 
     app.add_exception_handler(HTTPException, plain)
@@ -108,16 +124,32 @@ def serve(
     Raises:
         RewardError: the port is taken, an open address without a token, a wrong limit.
     """
-    server, listener = _server(
-        rewards,
+    serve_app(
+        lambda token: make_app(rewards, token=token, **limits),
+        ready,
         host=host,
         port=port,
         token=token,
         token_file=token_file,
         allow_anonymous=allow_anonymous,
         grace_s=grace_s,
-        **limits,
     )
+
+
+def serve_app(
+    make: Callable[[str | None], FastAPI], ready: Callable[[str], None] | None = None, **options: Any
+) -> None:
+    """Serve an application until SIGTERM or SIGINT; requests under way are then finished, new ones refused.
+
+    Args:
+        make: returns the application, whose clients must show a token, or None.
+        ready: called with the service's address once it listens.
+        **options: those of `serve` on host, port, token and end; `variable`, the environment's with the token.
+
+    Raises:
+        RewardError: the port is taken, an open address without a token.
+    """
+    server, listener = _server(make, **options)
     with listener, _signals_end_only_the_server():
         if ready is not None:
             ready(address_of(listener))
@@ -135,8 +167,24 @@ def background(rewards: Mapping[str, Scorer], **options: Any) -> Iterator[str]:
     Yields:
         The service's address.
     """
-    server, listener = _server(rewards, **options)
-    thread = threading.Thread(target=server.run, kwargs={"sockets": [listener]}, name="reward server", daemon=True)
+    limits = {name: options.pop(name) for name in list(options) if name not in LISTENING}
+    with background_app(lambda token: make_app(rewards, token=token, **limits), **options) as address:
+        yield address
+
+
+@contextmanager
+def background_app(make: Callable[[str | None], FastAPI], **options: Any) -> Iterator[str]:
+    """Serve an application from a thread while the block runs, on a free port.
+
+    Args:
+        make: as for `serve_app`.
+        **options: likewise.
+
+    Yields:
+        The service's address.
+    """
+    server, listener = _server(make, **options)
+    thread = threading.Thread(target=server.run, kwargs={"sockets": [listener]}, name="diffrl server", daemon=True)
     thread.start()
     while not server.started and thread.is_alive():
         time.sleep(0.005)
@@ -154,8 +202,10 @@ def address_of(listener: socket.socket) -> str:
     return f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"
 
 
-def find_token(token: str | None = None, token_file: str | Path | None = None) -> str | None:
-    """Return the token, or the one in the file, or in the environment variable DIFFRL_REWARD_TOKEN, or None.
+def find_token(
+    token: str | None = None, token_file: str | Path | None = None, variable: str = TOKEN_VARIABLE
+) -> str | None:
+    """Return the token, or the one in the file, or in the environment variable, or None.
 
     Raises:
         RewardError: the file cannot be read, or what should hold a token is empty.
@@ -167,14 +217,14 @@ def find_token(token: str | None = None, token_file: str | Path | None = None) -
             reason = getattr(error, "strerror", None) or error
             raise RewardError(f"The token file {token_file} cannot be read: {reason}. Check the path.") from error
     elif token is None:
-        token = os.environ.get(TOKEN_VARIABLE)
+        token = os.environ.get(variable)
     if token == "":
-        raise RewardError(f"A token must not be empty. Give one in {TOKEN_VARIABLE} or a token file, or unset it.")
+        raise RewardError(f"A token must not be empty. Give one in {variable} or a token file, or unset it.")
     return token
 
 
 def _server(
-    rewards: Mapping[str, Scorer],
+    make: Callable[[str | None], FastAPI],
     *,
     host: str = "127.0.0.1",
     port: int = 0,
@@ -182,18 +232,18 @@ def _server(
     token_file: str | Path | None = None,
     allow_anonymous: bool = False,
     grace_s: float = 5.0,
-    **limits: float,
+    variable: str = TOKEN_VARIABLE,
 ) -> tuple[uvicorn.Server, socket.socket]:
     """Return a server that is ready to run, and the socket it will listen on."""
-    token = find_token(token, token_file)
+    token = find_token(token, token_file, variable)
     if token is None and not allow_anonymous and not is_loopback(host):
         raise RewardError(
-            f"A reward server that others can reach needs a token. Got host={host!r} and none. Set {TOKEN_VARIABLE}, "
+            f"A server that others can reach needs a token. Got host={host!r} and none. Set {variable}, "
             "listen on 127.0.0.1, or allow it (--allow-anonymous)."
         )
     listener = _listen(host, port)
     try:
-        app = make_app(rewards, token=token, **limits)
+        app = make(token)
     except RewardError:
         listener.close()
         raise
@@ -233,7 +283,7 @@ def _listen(host: str, port: int) -> socket.socket:
         if listener is not None:
             listener.close()
         raise RewardError(
-            f"The reward server cannot listen on {host}:{port}: {error}. Choose another port, or 0 for a free one."
+            f"The server cannot listen on {host}:{port}: {error}. Choose another port, or 0 for a free one."
         ) from error
 
 

@@ -158,7 +158,20 @@ def wait_for(work: Coroutine[Any, Any, T]) -> T:
     Raises:
         BaseException: whatever it raises, or whatever interrupts.
     """
-    future = asyncio.run_coroutine_threadsafe(work, _loop())
+    return result_of(begin(work))
+
+
+def begin(work: Coroutine[Any, Any, T]) -> concurrent.futures.Future[T]:
+    """Begin a coroutine of clients, and go on at once."""
+    return asyncio.run_coroutine_threadsafe(work, _loop())
+
+
+def result_of(future: concurrent.futures.Future[T]) -> T:
+    """Wait for what was begun; what interrupts the waiting, such as Ctrl-C, cancels it.
+
+    Raises:
+        BaseException: whatever it raises, or whatever interrupts.
+    """
     try:
         while not concurrent.futures.wait([future], POLL).done:
             pass
