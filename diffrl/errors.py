@@ -51,3 +51,7 @@ class GuardStop(DiffrlError):  # noqa: N818 - what happened, not what is wrong w
     """A guard ended the run because going on would have been wrong; what was saved stays."""
 
     exit_code = 3
+
+
+class ExplorersGone(GuardStop):
+    """No process elsewhere has drawn what it was asked for, in all the time that there was."""

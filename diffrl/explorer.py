@@ -8,26 +8,30 @@ same weights draw the same samples here as there. Errors are answered as {"error
 from __future__ import annotations
 
 import asyncio
+import concurrent.futures
 import hashlib
 import json
+import threading
 import time
+from collections.abc import Callable
 from contextlib import nullcontext
+from typing import TypeVar
 
 import safetensors
 import safetensors.torch
 from fastapi import FastAPI
-from starlette.requests import Request
+from starlette.requests import ClientDisconnect, Request
 
 from diffrl.config import Config
 from diffrl.cost.meter import CostMeter
-from diffrl.errors import CheckpointError, ConfigError, DiffrlError
+from diffrl.errors import ConfigError, DiffrlError
 from diffrl.models.encodings import PromptEncodings
 from diffrl.models.loading import choose_device
 from diffrl.records import Prompt, PromptBatch
 from diffrl.rollout.explorer import PROTOCOL, Asked, encode_answer, read_asked
 from diffrl.rollout.regenerate import regenerate
 from diffrl.rollout.tree import plan_forest, root_addresses
-from diffrl.training.explorers import STALE, UNLIKE, recorded_steps, sampling_facts
+from diffrl.training.explorers import BROKEN, STALE, UNLIKE, recorded_steps, sampling_facts
 from diffrl.training.policy import Policy
 from diffrl.training.sampling import full_sampler
 from diffrl.training.session import open_adapter, open_copy, open_rounded, rollout_sigmas
@@ -35,6 +39,7 @@ from reward_models.serving.endpoints import Guarded, require_understood
 from reward_models.serving.server import guarded_app
 from reward_models.serving.wire import SAFETENSORS, Limits, RefusedError
 
+T = TypeVar("T")
 ASKED_BYTES = 1 << 24
 """What a question may have beside the weights."""
 
@@ -66,7 +71,7 @@ class Explorer(Guarded):
         sigmas = rollout_sigmas(self.adapter, config)
         self.sampler = full_sampler(config.rollout, sigmas, open_rounded(config, sigmas))
         self.encode = PromptEncodings(self.adapter)
-        self.facts = sampling_facts(config)
+        self.facts = sampling_facts(config, self.copy)
         self.weights = ""  # SHA-256 of the trained weights, as they came
         self.samples = 0
         self._one_at_a_time = asyncio.Lock()
@@ -76,7 +81,6 @@ class Explorer(Guarded):
     async def health(self, request: Request) -> bytes:
         """Tell that it is there, what it has drawn, and by which weights."""
         facts = {
-            "ready": not self.closing,
             "uptime_s": round(time.monotonic() - self.started, 1),
             "weights": self.weights,
             "samples": self.samples,
@@ -86,42 +90,40 @@ class Explorer(Guarded):
 
     async def draw(self, request: Request) -> bytes:
         """Draw what is asked for, if it would be the same there."""
-        try:
-            asked = read_asked(bytes(await self._received(request)))
-        except ValueError as error:
-            raise RefusedError(
-                400, f"A question names facts, weights, iteration, groups and prompts. Got {error}."
-            ) from None
-        self._require_alike(asked.facts)
-        async with self._one_at_a_time:
-            if asked.weights != self.weights:
-                raise RefusedError(
-                    STALE, f"Weights {asked.weights[:12]} were asked for. Got {self.weights[:12] or 'none'}."
-                )
-            try:
-                return await asyncio.to_thread(self._draw, asked)
-            except DiffrlError as error:
-                raise RefusedError(422, str(error)) from None
-
-    async def take(self, request: Request) -> bytes:
-        """Take the trained weights."""
-        digest, body = request.path_params["digest"], bytes(await self._received(request))
-        if hashlib.sha256(body).hexdigest() != digest:
-            raise RefusedError(422, f"Weights must have the SHA-256 of their address. Got others than {digest[:12]}.")
-        async with self._one_at_a_time:
-            try:
-                await asyncio.to_thread(self._load, body)
-            except (safetensors.SafetensorError, CheckpointError) as error:
-                raise RefusedError(422, f"Weights must be those that this configuration trains. {error}") from None
-            self.weights = digest
-        return json.dumps({"weights": digest}).encode()
-
-    async def _received(self, request: Request) -> bytearray:
         require_understood(request, PROTOCOL)
         with self.admission.request() as ticket:
             body = await self.body(request, ticket)
             ticket.enter()
-            return body
+            try:
+                asked = read_asked(bytes(body))
+            except ValueError as error:
+                rule = "A question names facts, weights, iteration, groups and prompts."
+                raise RefusedError(400, f"{rule} Got {error}.") from None
+            self._require_alike(asked.facts)
+            async with self._one_at_a_time:
+                if await request.is_disconnected():  # while others were drawn: nobody waits for it
+                    raise ClientDisconnect
+                if asked.weights != self.weights:
+                    here = self.weights[:12] or "none"
+                    raise RefusedError(
+                        STALE, f"Weights {asked.weights[:12]} must be here. Got {here}. Send them first."
+                    )
+                try:
+                    return await in_daemon_thread(lambda: self._draw(asked))
+                except DiffrlError as error:
+                    raise RefusedError(BROKEN, str(error)) from None
+
+    async def take(self, request: Request) -> bytes:
+        """Take the trained weights."""
+        require_understood(request, PROTOCOL)
+        digest = request.path_params["digest"]
+        with self.admission.request() as ticket:
+            body = await self.body(request, ticket)
+            ticket.enter()
+            async with self._one_at_a_time:
+                if digest != self.weights:  # or another rank has sent them
+                    await in_daemon_thread(lambda: self._load(digest, bytes(body)))
+        return json.dumps({"weights": digest}).encode()
 
     def _require_alike(self, facts: dict[str, str]) -> None:
         others = [name for name in {**self.facts, **facts} if facts.get(name) != self.facts.get(name)]
@@ -129,15 +131,21 @@ class Explorer(Guarded):
             seen = "; ".join(f"{name}: {facts.get(name)} there, {self.facts.get(name)} here" for name in others[:3])
             raise RefusedError(
                 UNLIKE,
-                f"Explorer and run must have the same pipeline, settings and diffrl. Got {seen}. Give "
-                "both one configuration.",
+                "Explorer and run must have the same pipeline, settings and versions: give both one configuration. Got "
+                f"{seen}.",
             )
 
-    def _load(self, body: bytes) -> None:
+    def _load(self, digest: str, body: bytes) -> None:
+        if hashlib.sha256(body).hexdigest() != digest:
+            raise RefusedError(422, f"Weights must have the SHA-256 of their address. Got others than {digest[:12]}.")
         self.weights = ""
-        self.policy.restore(safetensors.torch.load(body))
-        if self.copy is not None:
-            self.copy.sync_weights(self.policy.inner)
+        try:
+            self.policy.restore(safetensors.torch.load(body))
+            if self.copy is not None:
+                self.copy.sync_weights(self.policy.inner)
+        except (safetensors.SafetensorError, DiffrlError) as error:
+            raise RefusedError(422, f"Weights must be those that this configuration trains. {error}") from None
+        self.weights = digest
 
     def _draw(self, asked: Asked) -> bytes:
         rollout, before = self.config.rollout, self.meter.evaluations["rollout"]
@@ -157,6 +165,20 @@ class Explorer(Guarded):
             )
         self.samples += len(forest)
         return encode_answer(whole, self.meter.evaluations["rollout"] - before)
+
+
+async def in_daemon_thread(work: Callable[[], T]) -> T:
+    """Return what is done in a thread that, unlike one of the event loop's own, holds up no end of the process."""
+    done: concurrent.futures.Future[T] = concurrent.futures.Future()
+
+    def run() -> None:
+        try:
+            done.set_result(work())
+        except BaseException as error:  # of whatever kind: who waits is told
+            done.set_exception(error)
+
+    threading.Thread(target=run, name="explorer", daemon=True).start()
+    return await asyncio.wrap_future(done)
 
 
 def make_explorer_app(explorer: Explorer) -> FastAPI:

@@ -30,7 +30,8 @@ def longest_wait(config: Config, world_size: int) -> float:
     trained = _scoring(config.rewards, max(generated, valued) * -(-config.prompts.per_iteration // world_size))
     # Where a reward is of groups, the prompts are shared out, and the first rank's may be one more than an even part.
     evaluated = _scoring(config.eval.rewards, min(config.eval.samples, 2 * -(-config.eval.samples // world_size)))
-    return min(max(trained, evaluated, SAVING) + SLACK, LONGEST)
+    sampled = 0.0 if r.explorers is None else r.explorers.deadline
+    return min(max(trained, evaluated, sampled, SAVING) + SLACK, LONGEST)
 
 
 def _scoring(rewards: Sequence[RewardSettings], samples: int) -> float:

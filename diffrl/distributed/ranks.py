@@ -13,11 +13,17 @@ from torch import Tensor, nn
 
 from diffrl.distributed.control import Control
 from diffrl.distributed.lockstep import Lockstep
-from diffrl.errors import ConfigError, DiffrlError, ExplorerError, GuardStop, SourceError
+from diffrl.errors import ConfigError, DiffrlError, ExplorerError, ExplorersGone, GuardStop, SourceError
 from reward_models import RewardError
 
 T = TypeVar("T")
-SHARED: tuple[type[RewardError | DiffrlError], ...] = (RewardError, GuardStop, SourceError, ExplorerError)
+SHARED: tuple[type[RewardError | DiffrlError], ...] = (
+    RewardError,
+    ExplorersGone,
+    GuardStop,
+    SourceError,
+    ExplorerError,
+)
 """What ends all ranks if it is raised on one."""
 
 LAUNCHERS = {

@@ -21,7 +21,7 @@ from diffrl.models.placement import try_attention
 from diffrl.precision.choice import Machine, find_backend, missing_hardware, speed_notes
 from diffrl.preflight.preview import Opening, Preview, below
 from diffrl.run.directory import new_run_dir
-from diffrl.training.explorers import answers
+from diffrl.training.explorers import that_answer
 from diffrl.training.optim import make_optimizer
 
 NEWEST_CUDA = (99, 0)
@@ -91,7 +91,7 @@ def dry_explorers(preview: Preview) -> str | None:
     settings = preview.config.rollout.explorers
     if settings is None or preview.target is not None:
         return None
-    there = [address for address in settings.servers if answers(address)]
+    there = that_answer(settings.servers)
     missing = [address for address in settings.servers if address not in there]
     start = f"; not yet there: {', '.join(missing)} (diffrl explore CONFIG)" if missing else ""
     return f"{len(there)} of {len(settings.servers)} answer{start}"

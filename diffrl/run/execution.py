@@ -10,7 +10,7 @@ from diffrl import pulse
 from diffrl.config.schema import Config
 from diffrl.cost.meter import UNGRADED, IterationCost, network_evaluations
 from diffrl.cost.plan import Plan
-from diffrl.errors import DiffrlError, SourceError
+from diffrl.errors import DiffrlError, ExplorerError, ExplorersGone, SourceError
 from diffrl.records import Iteration
 from diffrl.run.callbacks import Callbacks
 from diffrl.run.changes import kept_config
@@ -56,6 +56,8 @@ class TrainingRun:
         Raises:
             GuardStop: a guard ended the run.
             SourceError: an image to edit cannot be read any more; after a checkpoint if anything was trained.
+            ExplorerError: an explorer refuses; likewise.
+            ExplorersGone: no explorer draws; likewise.
             Interruption: a signal or a callback ended it, after a checkpoint if anything was trained.
             Exception: whatever a callback raised, after a checkpoint likewise.
         """
@@ -75,10 +77,16 @@ class TrainingRun:
             self.cost.begin(trainer.counts())
             try:
                 self._iterate()
-            except SourceError as error:  # of the next iteration, before anything was drawn
+            except (
+                SourceError,
+                ExplorerError,
+                ExplorersGone,
+            ) as error:  # before anything of the next iteration is there
                 if trainer.iteration > (self.journal.saved or 0):
                     self.save()
-                raise SourceError(f"{error} {self.stop.kept()}") from error
+                raise type(error)(f"{error} {self.stop.kept()}") from error
+            finally:
+                trainer.sampling.forget()
             self.counts = trainer.counts()
 
     def _iterate(self) -> None:

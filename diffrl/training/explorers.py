@@ -20,18 +20,19 @@ import safetensors.torch
 import torch
 from torch import Tensor
 
-from diffrl import __version__
+from diffrl import __version__, pulse
 from diffrl.config.schema import Config
-from diffrl.errors import ExplorerError, GuardStop
+from diffrl.errors import ExplorerError, ExplorersGone, GuardStop
 from diffrl.models.loading import DTYPES
+from diffrl.precision.copies import PolicyCopy
 from diffrl.records import Forest, PromptBatch, Rollout
 from diffrl.rollout.explorer import PROTOCOL, Asked, TreeAnswer, decode_answer, join_answers
 from diffrl.rollout.tree import plan_forest
-from diffrl.training.inputs import digest_base
+from diffrl.training.inputs import digest_sampling
 from diffrl.training.session import Session
 from reward_models.serving.remote_call import RETRIED, sentence_of
 from reward_models.serving.replicas import Replicas
-from reward_models.serving.transport import POLL, Answer, Client, UnreachableError, begin, result_of, side_by_side
+from reward_models.serving.transport import POLL, Answer, Client, UnreachableError, begin, side_by_side, wait_for
 from reward_models.serving.wire import PROTOCOL_HEADER
 
 CONNECT = 5.0
@@ -40,21 +41,39 @@ UNLIKE = 412
 """Answer of an explorer whose samples would be others."""
 STALE = 409
 """Answer of an explorer that has other weights."""
+BROKEN = 424
+"""Answer of an explorer whose samples have broken down."""
 MOST = 1 << 34
 """Bytes of an answer."""
-OF_A_MACHINE = {"path", "revision", "device", "offload", "compile", "vae_slicing", "vae_tiling", "attention"}
-"""Keys of `model` that do not say what is drawn; of the pipeline's files there are digests."""
+APART = {
+    "model": {
+        *("path", "revision", "device", "offload", "compile", "vae_slicing", "vae_tiling", "attention"),
+        *("init_from", "allow_distilled"),
+    },
+    "rollout": {"explorers", "micro_batch", "decode_batch", "prompts_at_once"},
+    "model.lora": {"start"},
+    "rollout.draw": {"engine", "compile", "sync_every", "fidelity"},
+}
+"""Keys that do not say what is drawn, or only how it is rounded; of files there are digests, and weights are sent."""
 
 
-def sampling_facts(config: Config) -> dict[str, str]:
-    """Return what samples depend on besides prompts and weights, by name: explorer and trainer must have the same."""
-    model = config.model.model_dump(mode="json", exclude=OF_A_MACHINE)
-    rollout = config.rollout.model_dump(mode="json", exclude={"explorers"})
-    keys = {f"model.{key}": value for key, value in model.items()}
-    keys |= {f"rollout.{key}": value for key, value in rollout.items()}
-    keys["run.seed"] = config.run.seed
-    facts = {name: json.dumps(value, sort_keys=True) for name, value in keys.items()}
-    return {"diffrl": __version__, **digest_base(config.model), **facts}
+def sampling_facts(config: Config, copy: PolicyCopy | None) -> dict[str, str]:
+    """Return what samples depend on besides prompts and weights, by name: explorer and run must have the same.
+
+    Args:
+        config: of the run.
+        copy: the low-precision copy that draws, if one does.
+    """
+    dump = config.model_dump(mode="json")
+    sections = {"model": dump["model"], "rollout": dump["rollout"]}
+    sections |= {"model.lora": dump["model"]["lora"], "rollout.draw": dump["rollout"]["draw"]}
+    facts = {"diffrl": __version__, "run.seed": str(config.run.seed), **digest_sampling(config)}
+    for section, values in sections.items():
+        for key in (values or {}).keys() - APART[section] - {"lora", "draw"}:
+            facts[f"{section}.{key}"] = json.dumps(values[key], sort_keys=True)
+    if copy is not None:
+        facts["rollout.draw.engine"] = copy.report.engine
+    return facts
 
 
 def recorded_steps(config: Config, forest: Forest) -> list[int]:
@@ -98,11 +117,12 @@ class Explorers:
         settings = session.config.rollout.explorers
         assert settings is not None
         self.settings, self.config, self.session = settings, session.config, session
-        self.facts = sampling_facts(self.config)
+        self.facts = sampling_facts(self.config, session.copy)
         nothing = session.adapter.init_latents(lambda shape: torch.zeros(1, *shape, device=session.device))
         self._latent_shape = tuple(nothing.shape[1:])
-        self._client = Client(settings.servers[0], os.environ.get(settings.token_env) or None)
-        self._replicas = Replicas(settings.servers, backoff=0.5)
+        token, first = os.environ.get(settings.token_env) or None, session.ranks.rank % len(settings.servers)
+        self._clients = {address: Client(address, token) for address in settings.servers}
+        self._replicas = Replicas([*settings.servers[first:], *settings.servers[:first]], backoff=0.5)
         self._flight: Flight | None = None
         self._failing = set[str]()
 
@@ -141,30 +161,37 @@ class Explorers:
 
         Raises:
             ExplorerError: an explorer refuses what it is asked, for it would draw something else.
-            GuardStop: nobody has drawn some of the prompts by the deadline.
+            GuardStop: what is drawn holds NaN or inf.
+            ExplorersGone: nobody has drawn some of the prompts by the deadline.
         """
         if self._flight is None or self._flight.batch.iteration != batch.iteration:
             self.begin(batch, weights)
         flight, self._flight = self._flight, None
         assert flight is not None and flight.future is not None
-        while not concurrent.futures.wait([flight.future], POLL).done:
-            self._tell(flight, report)
-        parts = result_of(flight.future)
+        try:
+            while not concurrent.futures.wait([flight.future], POLL).done:
+                self._tell(flight, report)
+        except BaseException:  # a signal, which is to end what is under way
+            flight.future.cancel()
+            raise
+        parts = flight.future.result()
         self._tell(flight, report)
         there = [part for part in parts if part is not None]
         if len(there) < len(parts):
             missing = sum(size for size, part in zip(flight.sizes, parts, strict=True) if part is None)
             why = "; ".join(f"{address}: {reason}" for address, reason in flight.troubles.items())
-            raise GuardStop(
+            raise ExplorersGone(
                 f"Explorers must draw an iteration within rollout.explorers.deadline={self.settings.deadline:g} s. Got "
                 f"no samples for {missing} of {len(batch.prompts)} prompts. {why or 'None has answered yet'}. Start "
-                "the explorers again, and go on with --resume."
+                "the explorers again."
             )
         shapes = {part.images.shape[1:] for part in there}
         if len(shapes) > 1:
             raise ExplorerError(f"All explorers must draw images of one size. Got {sorted(map(tuple, shapes))}.")
-        meter, rollout = self.session.meter, self.config.rollout
-        meter.add("rollout", sum(part.evaluations for part in there), self._precision)
+        rollout, evaluations = self.config.rollout, sum(part.evaluations for part in there)
+        self.session.meter.add("rollout", evaluations, self._precision)
+        pulse.advance(pulse.NETWORK, evaluations)
+        pulse.advance(pulse.DECODED, sum(len(part.images) for part in there))
         branching = rollout.branching_at(batch.iteration)
         forest = plan_forest(len(batch.prompts), rollout.tree.roots, branching)
         kept, device = recorded_steps(self.config, forest), self.session.device
@@ -220,6 +247,8 @@ class Explorers:
                     flight.troubles.pop(address, None)
                     flight.working.add(address)
                     return part
+                if answer.status == BROKEN:
+                    raise GuardStop(sentence_of(answer))
                 if answer.status not in (*RETRIED, STALE):
                     raise _refused(address, answer, self.settings.token_env)
                 after, why = answer.retry_after, f"it answered {answer.status}: {sentence_of(answer)}"
@@ -236,7 +265,8 @@ class Explorers:
 
     async def _ask(self, address: str, flight: Flight, body: bytes) -> Answer:
         """Ask an explorer that is there to draw; one that has other weights is sent these, once."""
-        await self._client.ask("GET", f"{address}/health", (CONNECT, CONNECT), flight.until)  # one that hangs ends here
+        client = self._clients[address]
+        await client.ask("GET", f"{address}/health", (CONNECT, CONNECT), flight.until)  # one that hangs ends here
         for _ in range(2):
             answer = await self._post(address, "draw", body, flight.until, MOST)
             if answer.status != STALE:
@@ -247,7 +277,7 @@ class Explorers:
         return answer
 
     async def _post(self, address: str, what: str, body: bytes, until: float, most: int = 1 << 20) -> Answer:
-        return await self._client.ask(
+        return await self._clients[address].ask(
             "POST",
             f"{address}/v1/{what}",
             (CONNECT, self.settings.timeout),
@@ -269,11 +299,17 @@ def _refused(address: str, answer: Answer, token_env: str) -> ExplorerError:
     return ExplorerError(f"The explorer {address} refuses ({answer.status}): {sentence}")
 
 
-def answers(address: str) -> bool:
-    """Return whether an explorer is at an address."""
-    try:
-        until = time.monotonic() + CONNECT
-        answer = result_of(begin(Client(address, None).ask("GET", f"{address}/health", (CONNECT, CONNECT), until)))
-        return answer.status == 200
-    except UnreachableError:
-        return False
+def that_answer(addresses: Sequence[str]) -> list[str]:
+    """Return the addresses at which an explorer is."""
+
+    async def answers(number: int) -> bool:
+        address = addresses[number]
+        try:
+            answer = await Client(address, None).ask("GET", f"{address}/health", (CONNECT, CONNECT), until)
+            return answer.status == 200
+        except UnreachableError:
+            return False
+
+    until = time.monotonic() + 2 * CONNECT
+    there = wait_for(side_by_side(answers, len(addresses), len(addresses), until))
+    return [address for address, answer in zip(addresses, there, strict=True) if answer]

@@ -121,6 +121,19 @@ def digest_own(config: Config) -> Inputs:
     return _digest_code(own_components(config))
 
 
+def digest_sampling(config: Config) -> Inputs:
+    """Digest what samples depend on that a configuration only names: pipeline, own code that draws, its libraries.
+
+    Raises:
+        ConfigError: a file cannot be read.
+    """
+    code = {key: name for key, name in own_components(config).items() if key.startswith("rollout.")}
+    if ":" in config.model.family:
+        code["model.family"] = config.model.family
+    libraries = {f"{PACKAGE}{name}": versions()[name] for name in ("diffusers", "transformers")}
+    return {**digest_base(config.model), **_digest_code(code), **libraries}
+
+
 def _digest_code(names: Mapping[str, str]) -> Inputs:
     try:
         return {key: _digest(code) for key, name in names.items() if (code := code_of(name))}

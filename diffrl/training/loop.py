@@ -103,8 +103,9 @@ class Trainer:
         with self.sampling.drawing.in_place():  # the densities are those of what drew
             self.updater.gate(samples.rollout, predict, replayed=self.sampling.drawing.copy is not None)
         examples = self.updater.examples(samples.rollout, credit, grad_mask, predict)
-        if self.sampling.drawing.overlaps and self.iteration + 1 < self.config.run.iterations:
-            self.sampling.ahead(self.next_batch(ahead=1))
+        if self.sampling.drawing.overlaps:
+            with self.updater.old_policy():
+                self.sampling.ahead(self.next_batch(ahead=1))
         trace = tracer.trace(samples) if tracer else None
         before = self.trees.velocities(trace, conditioning)
         metrics |= self.updater.update(samples.rollout, examples, predict, conditioning)
@@ -244,6 +245,6 @@ class Trainer:
         self.hacking.state.recoveries += 1
         self.hacking.state.alarmed = 0
         self.updater.recoveries = self.hacking.state.recoveries
-        self.sampling.drawing.reload()
-        if self.sampling.explorers is not None:
-            self.sampling.explorers.forget()
+        self.sampling.forget()
+        with self.updater.old_policy():
+            self.sampling.drawing.reload()

@@ -114,7 +114,7 @@ class Sampling:
 
         Raises:
             ExplorerError: one refuses.
-            GuardStop: nobody has drawn some of it in time.
+            ExplorersGone: nobody has drawn some of it in time.
         """
         s, scorers, explorers = self.session, self.session.scorers_at(batch.iteration), self.explorers
         assert explorers is not None
@@ -136,10 +136,17 @@ class Sampling:
             return rollout, s.ranks.raise_on_all_ranks(scoring.table)
 
     def ahead(self, batch: PromptBatch) -> None:
-        """Have the next iteration drawn while this one trains."""
+        """Have the next iteration drawn while this one trains; beyond the run's end only its weights are taken."""
         assert self.explorers is not None
-        self.drawing.advance(batch.iteration - 1)
-        self.explorers.begin(batch, self.drawing.state())
+        with self.clock("push"):
+            self.drawing.advance(batch.iteration - 1)
+            if batch.iteration < self.config.run.iterations:
+                self.explorers.begin(batch, self.drawing.state())
+
+    def forget(self) -> None:
+        """Give up what explorers are drawing ahead."""
+        if self.explorers is not None:
+            self.explorers.forget()
 
     def explored(self, settings: ExploreSettings, keep: int, audit: int) -> dict[str, Any]:
         """Return how this iteration's pool was drawn, and how many of a prompt were taken from it."""
@@ -235,9 +242,11 @@ class Sampling:
     def audit(self, samples: Samples, conditioning: Conditioning) -> dict[str, float | int]:
         """Draw the first prompt again by the policy itself, hold what both teach together, and act as configured."""
         batch, draw, ranks = samples.rollout.batch, self.config.rollout.draw, self.session.ranks
-        age = {"draw/age": self.drawing.age(batch.iteration)} if self.drawing.uses_explorers else {}
+        age: dict[str, float | int] = (
+            {"draw/age": self.drawing.age(batch.iteration)} if self.drawing.uses_explorers else {}
+        )
         if draw is None or not self.drawing.audits(batch.iteration):
-            return {**age}
+            return age
         first = prompt_samples(samples.rollout.forest)[0]
         part = subset(samples.rollout.forest, first)
         again, table = self.regenerate(batch, conditioning, part, purpose="audit")

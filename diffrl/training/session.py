@@ -26,9 +26,9 @@ from diffrl.precision.copies import PolicyCopy
 from diffrl.records import Prompt
 from diffrl.rewards.score import WeightedScorer
 from diffrl.rollout.transition import Transition, make_transition
-from diffrl.training.explorer import make_explorer
 from diffrl.training.gradient import LossTerm
 from diffrl.training.inputs import Inputs, digest_base, digest_own, digest_packages, digest_prompts, digest_rewards
+from diffrl.training.low_precision import make_explorer
 from diffrl.training.policy import Policy
 
 LEAST_ROUNDED = 0.01

@@ -244,7 +244,7 @@ def _server(
     listener = _listen(host, port)
     try:
         app = make(token)
-    except RewardError:
+    except BaseException:
         listener.close()
         raise
     config = server_config(

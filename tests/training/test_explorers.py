@@ -6,6 +6,7 @@ import re
 import signal
 import subprocess
 import sys
+import time
 from contextlib import contextmanager
 
 import httpx
@@ -14,7 +15,7 @@ import safetensors.torch
 import torch
 
 from diffrl.config.load import make_config
-from diffrl.errors import ConfigError, ExplorerError, GuardStop
+from diffrl.errors import ConfigError, ExplorerError, ExplorersGone, GuardStop
 from diffrl.explorer import Explorer, make_explorer_app
 from diffrl.records import PromptBatch
 from diffrl.rollout.denoise import Branch, Level
@@ -164,16 +165,24 @@ def recorded(forest, sigmas, names=None):
 # --- weights ---------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("every", [1, 2])
-def test_overlapped_iterations_are_drawn_by_the_weights_before_the_last_update(random_sd3, tmp_path, every):
-    """The explorer is asked for iteration i + 1 by what the policy was before update i, or at the transfer before."""
+NFT = {"kind": "nft", "old_decay_max": 0.5}
+
+
+@pytest.mark.parametrize(("every", "objective"), [(1, None), (2, None), (1, NFT)])
+def test_overlapped_iterations_are_drawn_by_the_weights_before_the_last_update(random_sd3, tmp_path, every, objective):
+    """The explorer is asked for iteration i + 1 by what draws before update i, or at the transfer before.
+
+    With NFT that is the old policy, not the one that trains.
+    """
     draw = NVFP4 | {"sync_every": every, "fidelity": {"every": None}}
     data = explored_data(random_sd3, tmp_path, [], draw, run={"iterations": 5})
+    data["objective"] = objective or data["objective"]
     with served(data, Watched) as (address, explorer):
         trainer = make_trainer(explorers_of(data, [address], overlap=True))
         before, ages = [], []
         for _ in range(5):
-            before.append(digest(trainer.session.policy.state()))
+            with trainer.updater.old_policy():
+                before.append(digest(trainer.session.policy.state()))
             ages.append(trainer.iterate().metrics["draw/age"])
     transfers = [before[i - i % every] for i in range(5)]
     assert explorer.asked == {0: transfers[0], **{i + 1: transfers[i] for i in range(4)}}
@@ -208,6 +217,18 @@ def test_an_overlapped_run_goes_on_bit_for_bit(random_sd3, tmp_path):
             go_on(broken, "rollout.explorers=null")
         go_on(broken, f"rollout.explorers.servers=[{address}]")
     assert_same_run(broken, straight)
+
+
+def test_an_overlapped_run_that_is_made_longer_is_the_longer_run(random_sd3, tmp_path):
+    data = explored_data(random_sd3, tmp_path, [], run={"iterations": 2})
+    longer = {**data, "run": {**data["run"], "dir": str(tmp_path / "longer"), "iterations": 4}}
+    with served(data, Watched) as (address, explorer):
+        short, _ = start(explorers_of(data, [address], overlap=True))
+        go_on(short, "run.iterations=4")
+        asked = dict(explorer.asked)
+        explorer.asked.clear()
+        start(explorers_of(longer, [address], overlap=True))
+    assert asked == explorer.asked
 
 
 def test_a_run_goes_on_without_its_explorers(random_sd3, tmp_path):
@@ -285,7 +306,7 @@ def test_what_an_explorer_does_wrong_is_said_and_done_by_another(random_sd3, tmp
 def test_a_run_ends_when_nobody_draws(random_sd3, tmp_path):
     data = explored_data(random_sd3, tmp_path, [NOWHERE])
     trainer = make_trainer(explorers_of(data, [NOWHERE], deadline=1.0))
-    with pytest.raises(GuardStop, match=f"no samples for 2 of 2 prompts. {NOWHERE}: .*Start the explorers again"):
+    with pytest.raises(ExplorersGone, match=f"no samples for 2 of 2 prompts. {NOWHERE}: .*Start the explorers again"):
         trainer.iterate()
 
 
@@ -309,9 +330,22 @@ def test_an_explorer_that_would_draw_something_else_refuses(random_sd3, tmp_path
 
 
 def test_settings_that_change_no_sample_may_differ(random_sd3, tmp_path):
-    data = explored_data(random_sd3, tmp_path, [])
-    other = {**data, "train": {**data["train"], "learning_rate": 7e-4}, "eval": {**data["eval"], "samples": 3}}
-    assert sampling_facts(make_config(data)) == sampling_facts(make_config(explorers_of(other, [NOWHERE])))
+    """Facts know of rounding and places as little as of training; and of all else."""
+    data = explored_data(random_sd3, tmp_path, [], NVFP4)
+    copied = make_trainer(data).session.copy
+
+    def facts(**changes):
+        return sampling_facts(
+            make_config({**data, **{name: data[name] | section for name, section in changes.items()}}), copied
+        )
+
+    alike = facts(
+        rollout={"micro_batch": 3, "decode_batch": 2, "prompts_at_once": None, "draw": NVFP4 | {"sync_every": 7}},
+        model={"vae_slicing": True, "lora": LORA | {"start": {"path": str(tmp_path), "sha256": "a" * 64}}},
+        train={"learning_rate": 7e-4},
+    )
+    assert facts() == alike
+    assert facts() != facts(rollout={"solver": "ode"}) != facts(rollout={"draw": {"precision": "int8"}})
 
 
 def test_a_broken_policy_stops_the_run_in_the_explorers_words(random_sd3, tmp_path):
@@ -320,7 +354,7 @@ def test_a_broken_policy_stops_the_run_in_the_explorers_words(random_sd3, tmp_pa
         trainer = make_trainer(explorers_of(data, [address]))
         for parameter in trainer.session.policy.parameters.values():
             parameter.data.fill_(torch.nan)
-        with pytest.raises(ExplorerError, match="samples hold NaN or inf after denoising"):
+        with pytest.raises(GuardStop, match="samples hold NaN or inf after denoising"):
             trainer.iterate()
 
 
@@ -378,14 +412,54 @@ def test_what_explorers_do_not_go_with_is_refused(random_sd3, tmp_path, changes,
 
 
 @contextmanager
-def process(config):
+def process(config, command=None):
     """`diffrl explore` as its own process; it and its address."""
-    command = [sys.executable, "-m", "diffrl.cli", "explore", str(config), "--port", "0"]
+    command = command or [sys.executable, "-m", "diffrl.cli", "explore", str(config), "--port", "0"]
     with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as started:
         try:
             yield started, re.search(r"http://\S+(?=;)", started.stdout.readline())[0]
         finally:
             started.kill()
+
+
+class Slow(Explorer):
+    """Takes its time."""
+
+    def _draw(self, asked):
+        time.sleep(2)
+        return super()._draw(asked)
+
+
+def test_what_nobody_waits_for_is_not_drawn(random_sd3, tmp_path):
+    """One draw under way cannot be taken back; those behind it are, once their clients have gone."""
+    data = explored_data(random_sd3, tmp_path, [])
+    with served(data, Slow) as (address, explorer):
+        with pytest.raises(ExplorersGone):
+            make_trainer(explorers_of(data, [address], timeout=0.3, deadline=2.5)).iterate()
+        time.sleep(2.5)
+        assert 0 < explorer.samples <= 2 * data["prompts"]["per_iteration"] * 12
+
+
+@pytest.mark.long
+def test_an_explorer_ends_while_it_draws(random_sd3, tmp_path):
+    """A draw that takes for ever holds up nothing."""
+    data = explored_data(random_sd3, tmp_path / "runs", [])
+    config = write_config(data, tmp_path / "run.yaml")
+    code = f"""
+import sys, time, diffrl.explorer
+diffrl.explorer.Explorer._draw = lambda self, asked: time.sleep(1000)
+sys.argv = ["diffrl", "explore", {str(config)!r}, "--port", "0"]
+from diffrl.cli import main
+main()
+"""
+    with process(config, [sys.executable, "-c", code]) as (started, address):
+        trainer = make_trainer(explorers_of(data, [address]))
+        trainer.sampling.explorers.begin(trainer.next_batch(), trainer.session.policy.state())
+        while httpx.get(f"{address}/health").json()["weights"] == "":
+            time.sleep(0.05)
+        started.terminate()
+        trainer.sampling.forget()
+        assert started.wait(timeout=60) == 0
 
 
 @pytest.mark.long

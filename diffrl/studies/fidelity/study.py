@@ -46,7 +46,7 @@ from diffrl.studies.fidelity.request import (
     request_problems,
     wanted_pools,
 )
-from diffrl.training.explorer import make_explorer
+from diffrl.training.low_precision import make_explorer
 from diffrl.training.policy import Policy
 from diffrl.training.sampling import draw_pool, full_sampler
 from diffrl.training.scorers import make_scorers
