@@ -10,6 +10,8 @@ from pathlib import Path
 
 import pytest
 
+from tests.training.harness import undrawn
+
 pytestmark = pytest.mark.long
 
 ROOT = Path(__file__).parents[1]
@@ -29,8 +31,9 @@ def run_all(blocks, monkeypatch):
     """Run pieces of code one after the other as the main module; its names."""
     module = types.ModuleType("__main__")
     monkeypatch.setitem(sys.modules, "__main__", module)
-    for number, block in enumerate(blocks):
-        exec(compile(block, f"block {number}", "exec"), module.__dict__)  # noqa: S102
+    with undrawn():
+        for number, block in enumerate(blocks):
+            exec(compile(block, f"block {number}", "exec"), module.__dict__)  # noqa: S102
     return module.__dict__
 
 
@@ -60,7 +63,8 @@ def test_an_objective_of_the_page_trains_steps(folder, monkeypatch):
 
     changes = {"run.iterations": 1, "train.warmup_updates": 0, "eval.samples": 8, "prompts.per_iteration": 2}
     changes["objective"] = {"kind": "my_parts:PolicyGradient"}
-    run = diffrl.train(diffrl.load_config("configs/quickstart.yaml", changes), quiet=True)
+    with undrawn():
+        run = diffrl.train(diffrl.load_config("configs/quickstart.yaml", changes), quiet=True)
     assert run.metrics()[1]["update/grad_norm"] > 0 and run.metrics()[1]["update/on_policy_error"] < 1e-5
 
 

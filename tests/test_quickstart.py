@@ -11,6 +11,7 @@ from rich.console import Console
 from diffrl.config import load_config
 from diffrl.cost.plan import make_plan
 from diffrl.lifecycle import train
+from tests.training.harness import undrawn
 
 pytestmark = pytest.mark.long
 
@@ -20,7 +21,8 @@ ROOT = Path(__file__).parents[1]
 def run(monkeypatch, tmp_path, *overrides):
     monkeypatch.chdir(ROOT)
     config = load_config("configs/quickstart.yaml", [f"run.dir={tmp_path}", *overrides])
-    run_dir = train(config, Console(quiet=True))
+    with undrawn():
+        run_dir = train(config, Console(quiet=True))
     return config, json.loads((run_dir / "summary.json").read_text())
 
 

@@ -15,6 +15,7 @@ from diffrl.cost.process_memory import offer_of, shortages
 from diffrl.cost.scorers import scorer_weights
 from diffrl.errors import ConfigError
 from reward_models.registry import check_options, factory_of
+from tests.tiers import daily
 
 CARD = GPUS["rtx4090"]
 
@@ -31,8 +32,10 @@ def fits(recipe, keys, card=CARD):
     return not shortages(plan.memory, offer_of(card), 1)
 
 
-@pytest.mark.long
-@pytest.mark.parametrize("recipe", ["sd3/diffrl", "flux/diffrl", "qwen_image/diffrl", "wan/diffrl"])
+FITTED = ["sd3/diffrl", "qwen_image/diffrl", "wan/diffrl", "flux/diffrl"]
+
+
+@pytest.mark.parametrize("recipe", daily(FITTED, [], FITTED[3:]))
 def test_what_is_named_suffices_and_is_needed(recipe):
     fit = fit_of(recipe)
     if fit.gpu is not CARD:  # what nothing brings there
@@ -58,7 +61,7 @@ def test_it_is_named_as_it_is_where_it_fits_and_the_smallest_where_nothing_helps
     larger = fit_of("qwen_image/diffrl")
     assert larger.gpu is GPUS["a100-40gb"] and fits("qwen_image/diffrl", larger.overrides, larger.gpu)
     assert not any("int8" in cost for cost in larger.costs), "nf4 stands for both"
-    full = ["model.lora=null", "model.height=2048", "model.width=2048", "rollout.draw=null"]
+    full = ["model.lora=null", "rollout.draw=null"]
     with pytest.raises(ConfigError, match=r"No GPU that --fit knows holds this run\. Got \d+\.\d GiB"):
         fit_of("qwen_image/diffrl", Gpu("tiny", 2**30, (8, 0), ""), full)
 

@@ -27,6 +27,10 @@ CASES = {
 }
 
 
+RARE = ("chains", "tree", "chains, some prompts at once", "tree, tilt")
+"""Of whose parts others have more."""
+
+
 def tensors_of(record):
     """Every tensor in a record and the records in it."""
     for field in fields(record):
@@ -37,7 +41,7 @@ def tensors_of(record):
             yield from tensors_of(value)
 
 
-@pytest.mark.parametrize("name", daily(CASES, ["chains, window", "tree", "tree, splits alone"]))
+@pytest.mark.parametrize("name", daily(CASES, ["chains, window", "tree, splits alone"], RARE))
 def test_a_rollout_is_as_large_as_planned(random_sd3, tmp_path, name):
     changes = CASES[name]
     data = settings(random_sd3, tmp_path)

@@ -221,17 +221,14 @@ def test_runs_of_two_processes_are_those_of_one(forests, name):
         assert [row["groups/zero_spread"] for row in rows_of(one)[1:]] == [1, 1]
 
 
-@pytest.fixture(scope="module")
-def one(random_sd3, tmp_path_factory):
-    return start(shared_run(random_sd3, tmp_path_factory.mktemp("one")))[0]
+@pytest.fixture
+def one(launched):
+    return launched[0] / "shared/run"
 
 
-@pytest.fixture(scope="module")
-def two(random_sd3, tmp_path_factory):
-    directory = tmp_path_factory.mktemp("two")
-    done = launch(write_config(shared_run(random_sd3, directory), directory / "config.yaml"))
-    assert done.returncode == 0, done.stderr
-    return directory / "run"
+@pytest.fixture
+def two(launched):
+    return launched[1] / "shared/run"
 
 
 def policy(run_dir, step):

@@ -92,24 +92,18 @@ MORE_RUNS = {"lagging": lagging_run, "tilting": tilting_run, "grouped": grouped_
 
 
 @pytest.fixture(scope="module")
-def runs(random_sd3, tmp_path_factory):
-    """Runs on one process, which holds everything, and on two ranks, their weights split."""
-    return both_ways(RUNS, random_sd3, tmp_path_factory.mktemp("runs"))
-
-
-@pytest.fixture(scope="module")
 def more_runs(random_sd3, tmp_path_factory):
     return both_ways(MORE_RUNS, random_sd3, tmp_path_factory.mktemp("more"))
 
 
 @pytest.fixture
-def one(runs):
-    return runs[0]
+def one(launched):
+    return launched[0]
 
 
 @pytest.fixture
-def two(runs):
-    return runs[1]
+def two(launched):
+    return launched[1]
 
 
 def assert_alike(run, expected, steps=(1, 2), loss=1e-7):

@@ -42,7 +42,7 @@ def velocity(adapter):
         return adapter.velocity(latents, torch.tensor([0.7]), adapter.encode_prompts(["a red circle"]), 1.0)
 
 
-@pytest.mark.long
+@pytest.mark.slow
 def test_a_lora_moves_the_distilled_sibling_as_in_stock_diffusers(random_pipelines, tmp_path):
     """FLUX.1-schnell has no guidance embedder, unlike dev."""
     lora = exported("flux", random_pipelines("flux"), tmp_path)

@@ -178,8 +178,11 @@ def test_training_begins_with_what_the_file_changes(random_pipelines, tmp_path, 
     assert_changes(changes(trainer.session.policy.inner), expected)
 
 
+EXPORTED = [name for name, facts in ALL.items() if not facts.edits]
+
+
 @pytest.mark.long
-@pytest.mark.parametrize("family", daily([name for name, facts in ALL.items() if not facts.edits], ("sd3", "wan")))
+@pytest.mark.parametrize("family", daily(EXPORTED, ("sd3", "wan", "flux"), set(EXPORTED) - {"sd3", "wan", "flux"}))
 def test_what_is_exported_is_read_again(random_pipelines, tmp_path, family):
     """In every layout that is written: diffusers', ComfyUI's, PEFT's."""
     folder = random_pipelines(family)
@@ -228,7 +231,7 @@ def test_a_fused_layer_trained_in_parts_has_the_rank_of_a_part(random_pipelines,
     assert_changes(changes(trainer.session.policy.inner), expected)
 
 
-@pytest.mark.long
+@pytest.mark.slow
 def test_both_networks_of_an_export_are_read_again(wan22, tmp_path):  # noqa: F811
     run, _ = start(wan_settings(wan22, tmp_path, start=1, size=3))
     export_run(run, tmp_path / "out", comfyui=True, peft=True)

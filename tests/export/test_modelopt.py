@@ -88,6 +88,7 @@ def by_hand(plain, packed, names):
 
 
 @needs_modelopt
+@pytest.mark.long
 def test_nvfp4_is_packed_without_a_gpu(run, tmp_path):
     out = tmp_path / "out"
     lines = export_quantised(run, out, "modelopt-nvfp4", prompts=5)

@@ -31,12 +31,14 @@ def go_on(run, iteration: int) -> None:
         file.writelines(json.dumps(row) + "\n" for row in metrics_rows(iteration)[iteration - 1 :])
 
 
-def wait(page, what: str) -> None:
-    """Until a piece of JavaScript is true; a page's first question after another comes within seconds."""
+def wait(page, what: str, looking: bool = True) -> None:
+    """Until a piece of JavaScript is true; a page asks at once when somebody looks at it again, or within seconds."""
     end = time.monotonic() + LONG
     while not page.evaluate(what):
         assert time.monotonic() < end, f"{what} did not come true: {page.locator('#main').inner_text()[:500]}"
-        page.wait_for_timeout(20)
+        if looking:
+            page.evaluate("document.dispatchEvent(new Event('visibilitychange'))")
+        page.wait_for_timeout(50)
 
 
 def opened(page, address: str) -> None:
@@ -57,7 +59,7 @@ def test_a_new_evaluation_is_shown_without_a_reload_and_the_place_is_kept(served
     page.evaluate("scrollTo({ top: 120, behavior: 'instant' })")
     assert page.evaluate("scrollY") == 120
     go_on(run, 4)
-    wait(page, "document.getElementById('main').outerHTML.includes('eval-000004/')")
+    wait(page, "document.getElementById('main').outerHTML.includes('eval-000004/')", looking=False)
     assert page.evaluate("window.alive") is True and page.evaluate("heard.includes('made')")
     assert page.locator("main details").first.evaluate("(one) => one.open")
     # The link at this place now leads to the new evaluation; whoever was on it still is.
@@ -128,5 +130,4 @@ def test_a_gallery_that_ended_is_told(page, run, served):
     page.route("**/state*", lambda route: route.abort())
     wait(page, "document.getElementById('live').textContent.includes('no longer answers')")
     page.unroute("**/state*")
-    page.evaluate("document.dispatchEvent(new Event('visibilitychange'))")
     wait(page, "document.getElementById('live').hidden || !document.getElementById('live').textContent")

@@ -272,6 +272,7 @@ class Asked(dict):
         return super().get(name, default)
 
 
+@pytest.mark.long
 def test_no_parameter_of_any_page_is_trusted(site_of, whole, monkeypatch, caplog):
     """Every parameter that a page looks for gets every body; those that it looks for only then are found by that."""
     monkeypatch.setattr(answers, "_noted", set())

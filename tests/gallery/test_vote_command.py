@@ -17,6 +17,7 @@ from diffrl.gallery.command import take_votes
 from diffrl.gallery.request import GalleryRequest
 from tests.gallery.made import make_run
 from tests.patience import LONG
+from tests.training.harness import undrawn
 
 COLOURS = ("red", "blue", "green", "yellow", "black")
 PROMPTS = [f"a {colour} {shape}" for colour in COLOURS for shape in ("circle", "square", "triangle", "cross")]
@@ -58,7 +59,8 @@ def test_twenty_votes_by_mouse_become_a_model(random_sd3, tmp_path, page):
             *("run.iterations=2", "train.warmup_updates=0", "eval.samples=4", "eval.steps=2", "model.device=cpu"),
         ],
     )
-    run = diffrl.train(recipe, quiet=True)
+    with undrawn():
+        run = diffrl.train(recipe, quiet=True)
     assert run.metrics()[-1]["update/evaluated"] == 16 * 2 * 4
 
 

@@ -36,7 +36,8 @@ PAIRS = [(guided, family) for guided in (True, False) for family in FAMILIES]
 PAIRS += [("blue", family) for family in GUIDED_BY_A_TEXT]  # away from this
 EVERY_DAY = [(guided, family) for guided, family in PAIRS if guided is True or family in ("sd3", "flux")]
 RARE = [(guided, family) for guided, family in PAIRS if guided is False and family not in ("sd3", "flux", "wan")]
-"""Without guidance the same network is called once."""
+RARE += [("blue", family) for family in GUIDED_BY_A_TEXT if family not in ("sd3", "flux", "wan", "qwen_image_edit")]
+"""Without guidance the same network is called once; away from a text it is called as away from an empty one."""
 MULTISTEP = ("sana", "wan", "wan_i2v")
 """Families whose stock scheduler is a multi-step solver; their networks are compared under Euler."""
 

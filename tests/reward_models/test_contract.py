@@ -24,13 +24,11 @@ def test_no_scorer_is_left_out():
     assert sorted(TINY) == sorted(SCORERS)
 
 
-LONG = pytest.mark.long
-"""Reading fifty images takes ten seconds; test_ocr.py reads some every time."""
-LATER = ("ocr", "geneval_strict", "moving_shapes_strict", "shapes_strict")
-"""The strict ones are a part of what another one computes."""
+STRICT = ("geneval_strict", "moving_shapes_strict", "shapes_strict")
+"""A part of what another one computes."""
 
 
-@pytest.mark.parametrize("name", daily(sorted(SCORERS), set(SCORERS) - set(LATER)))
+@pytest.mark.parametrize("name", daily(sorted(SCORERS), set(SCORERS) - {"ocr", *STRICT}, ["ocr"]))
 def test_scorer_keeps_to_the_contract(name, tmp_path):
     scorer = TINY[name](tmp_path)
     assert check_scorer(scorer, METADATA.get(name)) == []
@@ -40,7 +38,7 @@ JUDGED_OR_SLOW = ("remote", "ocr", "open_nsfw", "vlm_judge")
 WEIGHTLESS = [name for name in sorted(SCORERS) if not factory_of(name).spec.weights and name not in JUDGED_OR_SLOW]
 
 
-@pytest.mark.parametrize("name", [*WEIGHTLESS, pytest.param("ocr", marks=LONG)])
+@pytest.mark.parametrize("name", daily([*WEIGHTLESS, "ocr"], WEIGHTLESS))
 def test_scorers_without_weights_to_fetch_tell_good_from_bad(name, tmp_path):
     assert self_test(TINY[name](tmp_path)).passed
 

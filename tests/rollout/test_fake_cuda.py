@@ -14,7 +14,7 @@ from tests.models.unlike import unlike
 from tests.tiers import daily
 
 FAMILIES = [name for name in ALL if f"{name}/diffrl" in recipes() and unlike(name).waits is not None]
-SLOW = [family for family in FAMILIES if family not in ("sd3", "flux", "wan")]
+SLOW = [family for family in FAMILIES if family not in ("sd3", "flux")]
 SCRIPTS = Path(__file__).parents[2] / "scripts"
 
 

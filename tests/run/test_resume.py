@@ -48,6 +48,7 @@ def hold(place):
     iterate, finish, most = Trainer.iterate, diffrl.run.completion.finish, time.monotonic() + 600
     signals.ANSWER = 1.0 if place == "for ever" else 600.0
     def held(trainer):
+        open(os.path.join(trainer.config.run.dir, "held"), "w").close()
         while place == "for ever" and time.monotonic() < most:  # whatever signal comes, as a reward that hangs
             time.sleep(0.01)
         while str(trainer.iteration) == place and not trainer.stop.received and time.monotonic() < most:
@@ -136,7 +137,7 @@ MOMENTS = {
 }
 
 
-@pytest.mark.parametrize("moment", daily(MOMENTS, list(MOMENTS)[1:3]))
+@pytest.mark.parametrize("moment", daily(MOMENTS, list(MOMENTS)[1:3], [list(MOMENTS)[0], list(MOMENTS)[3]]))
 def test_a_crash_changes_nothing(random_sd3, tmp_path, uninterrupted, moment):
     with crashing(*MOMENTS[moment]):
         start(long_run(random_sd3, tmp_path), drawn="summary" in moment)
@@ -231,7 +232,10 @@ def test_kill_nine_at_several_moments(random_sd3, tmp_path, uninterrupted, runne
         assert code == -signal.SIGKILL
         arguments = ["train", "--resume", run_dir]
     assert not (run_dir / "summary.json").exists()
+    with pytest.raises(SystemExit, match="5"):  # it waits to be resumed
+        main(["status", str(run_dir)])
     assert run_through(runner, *arguments) == 0
+    assert (run_dir / "before-1/metrics.jsonl").exists()  # nothing that was trained is thrown away
     assert_same_run(run_dir, uninterrupted)
 
 
@@ -274,7 +278,7 @@ def test_a_run_that_hangs_ends_when_it_is_asked_to(random_sd3, tmp_path, runner)
     config = write_config(long_run(random_sd3, tmp_path), tmp_path / "config.yaml")
 
     def begun():
-        until(lambda: lines(tmp_path / "run") >= 1)
+        until((tmp_path / "held").exists)
 
     assert run_until(runner, begun, signal.SIGTERM, "train", config, held="for ever") == 143
     log = (tmp_path / "run/log.txt").read_text()

@@ -6,22 +6,6 @@ import json
 import pytest
 
 from diffrl.cli import main
-from tests.patience import LONG
-from tests.run.test_output import start
-from tests.training.harness import settings, write_config
-
-LEAVES = """
-import os
-from reward_models.images.shapes import ShapesScorer
-
-
-class Leaves(ShapesScorer):
-    def __call__(self, batch):
-        rows = open("run/metrics.jsonl").read() if os.path.exists("run/metrics.jsonl") else ""
-        if '"iteration": 1' in rows or '"iteration":1' in rows:
-            os._exit(0)
-        return super().__call__(batch)
-"""
 
 
 @pytest.fixture
@@ -57,14 +41,3 @@ def test_a_run_stands_as_its_files_say(run, capsys):
     (run / "summary.json").write_text(json.dumps({"iterations": 3, "updates_with_gradient": 3}))
     assert status(run, capsys)[0] == 0
     assert status(run.parent, capsys)[0] == 2
-
-
-@pytest.mark.long
-def test_a_reward_that_leaves_with_0_has_not_finished_the_run(random_sd3, tmp_path, capsys):
-    (tmp_path / "leaving.py").write_text(LEAVES)
-    changed = settings(random_sd3, tmp_path, run={"iterations": 3}, rewards=[{"name": "leaving:Leaves"}])
-    with start(["train", write_config(changed, tmp_path / "config.yaml")], None, cwd=tmp_path) as process:
-        process.stderr.read()
-    assert process.wait(LONG) == 0 and not (tmp_path / "run/summary.json").exists()
-    code, line = status(tmp_path / "run", capsys)
-    assert code == 5 and "1 of 3" in line and "--resume" in line

@@ -8,19 +8,13 @@ from pathlib import Path
 import numpy as np
 import pytest
 from PIL import Image
-from rich.console import Console
 
 from diffrl.config.load import make_config
 from diffrl.errors import ConfigError
-from diffrl.lifecycle import train
 from diffrl.tracking.store import SampleStore
 from diffrl.training.loop import Trainer
 from tests.run.test_resume import Crash, crash_at
 from tests.training.harness import go_on, start
-
-
-def quiet():
-    return Console(quiet=True)
 
 
 @pytest.mark.long
@@ -30,7 +24,7 @@ def test_tensorboard_gets_the_rows_of_metrics_jsonl_and_the_same_held_out_sample
 
     run_settings["run"] |= {"iterations": 2, "eval_every": 1}
     run_settings["track"]["tensorboard"] = True
-    run_dir = train(make_config(run_settings), quiet())
+    run_dir, _ = start(run_settings)
     events = min(run_dir.rglob("events.out.tfevents.*"), key=lambda path: len(path.parts))  # deeper ones hold hparams
     board = EventAccumulator(str(events.parent), size_guidance={IMAGES: 0, TENSORS: 0})
     board.Reload()
@@ -60,7 +54,7 @@ def test_wandb_offline_has_rows_and_images(run_settings, monkeypatch):
     monkeypatch.setenv("WANDB_SILENT", "true")
     run_settings["run"] |= {"iterations": 2, "eval_every": 1}
     run_settings["track"]["wandb"] = {"project": "p", "mode": "offline"}
-    run_dir = train(make_config(run_settings), quiet())
+    run_dir, _ = start(run_settings)
     images = list(run_dir.rglob("media/images/held_out_images/*.png"))
     assert len(images) == 3 * run_settings["track"]["pictures_per_evaluation"]
     (record,) = run_dir.rglob("*.wandb")
@@ -124,7 +118,7 @@ def swanlab(request, monkeypatch):
 def test_other_trackers_of_accelerate_get_numbers_and_images(run_settings, swanlab):
     run_settings["run"] |= {"iterations": 1}
     run_settings["track"]["others"] = {"swanlab": {"experiment_name": "first"}}
-    run_dir = train(make_config(run_settings), quiet())
+    run_dir, _ = start(run_settings)
     rows = [json.loads(line) for line in (run_dir / "metrics.jsonl").read_text().splitlines()]
     assert swanlab["options"] == {"project": "diffrl", "experiment_name": "first"}
     assert swanlab["config"]["train.learning_rate"] == run_settings["train"]["learning_rate"]
@@ -140,7 +134,7 @@ def test_other_trackers_of_accelerate_get_numbers_and_images(run_settings, swanl
 def test_clearml_gets_an_image_and_no_list(run_settings, swanlab):
     run_settings["run"] |= {"iterations": 1}
     run_settings["track"]["others"] = {"clearml": {}}
-    train(make_config(run_settings), quiet())
+    start(run_settings)
     assert swanlab["images"] and all(image.ndim == 3 for _, values in swanlab["images"] for image in values.values())
 
 
@@ -163,13 +157,13 @@ def test_a_secret_is_refused_for_the_card_quotes_the_configuration(run_settings,
 def test_a_tracker_that_cannot_be_started_is_refused(run_settings, swanlab):
     run_settings["track"]["others"] = {"swanlab": {"mode": "wrong"}}
     with pytest.raises(ConfigError, match=r"can be started here \(swanlab\)\. One ended with .*no such mode"):
-        train(make_config(run_settings), quiet())
+        start(run_settings)
     go_on(Path(run_settings["run"]["dir"]) / "run", "track.others={}", "run.iterations=1")
     run_settings["run"] |= {"name": "another"}
     run_settings["track"]["others"] = {"mlflow": {}}
     if importlib.util.find_spec("mlflow") is None:
         with pytest.raises(ConfigError, match=r"track\.others\.mlflow needs the mlflow package"):
-            train(make_config(run_settings), quiet())
+            start(run_settings)
 
 
 def test_a_tracker_that_is_not_installed_is_refused(run_settings, monkeypatch):
@@ -179,4 +173,4 @@ def test_a_tracker_that_is_not_installed_is_refused(run_settings, monkeypatch):
     )
     run_settings["track"]["wandb"] = {"project": "p", "mode": "offline"}
     with pytest.raises(ConfigError, match=r"pip install 'diffrl\[wandb\]'"):
-        train(make_config(run_settings), quiet())
+        start(run_settings)

@@ -45,8 +45,7 @@ def takes(spec, kind):
     return kind in spec.media and not spec.uses_source
 
 
-@pytest.mark.long
-@pytest.mark.parametrize("family", ["sd3", "wan"])
+@pytest.mark.parametrize("family", daily(["sd3", "wan"], [], ["wan"]))
 def test_all_scorers_at_once(family, tiny_rewards, random_pipelines, tmp_path):
     kind = "video" if family == "wan" else "image"
     names = [name for name in sorted(SCORERS) if takes(tiny_rewards(name).spec, kind)]

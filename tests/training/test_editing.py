@@ -149,7 +149,7 @@ def test_commands_edit_an_image(random_pipelines, tmp_path, capsys):
     assert "--image goes with prompts that are given one by one" in capsys.readouterr().err
 
 
-@pytest.mark.long
+@pytest.mark.slow
 def test_the_plan_counts_the_sources_tokens_and_the_second_call():
     """At 512 x 512: 1,024 tokens of the image that is drawn, as many of the source, 512 of words."""
     given = {

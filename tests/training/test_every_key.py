@@ -111,10 +111,11 @@ def with_value(data, path, value):
 
 
 def trained(data, directory):
-    """Weights after some iterations, and the metrics of the last."""
+    """Weights after each of some iterations, as they are asked for."""
     trainer = make_trainer(data | {"run": data["run"] | {"dir": str(directory)}})
-    done = [trainer.iterate() for _ in range(ITERATIONS)]
-    return weights_of(trainer), done[-1].metrics
+    for _ in range(ITERATIONS):
+        trainer.iterate()
+        yield weights_of(trainer)
 
 
 def valid(data, path, old):
@@ -133,7 +134,7 @@ def valid(data, path, old):
 def test_every_key_that_a_preset_gives_changes_what_it_trains(name, tmp_path):
     data = preset(name, tmp_path)
     notes, idle = " ".join(unused_keys(make_config(data))), []
-    before, _ = trained(data, tmp_path / "as-it-is")
+    before = list(trained(data, tmp_path / "as-it-is"))
     keys = [pair for section in SECTIONS for pair in given(data.get(section, {}), section)]
     for path, old in keys:
         pooled = path == "rollout.tree.roots" and "explore" in data["rollout"]
@@ -142,7 +143,7 @@ def test_every_key_that_a_preset_gives_changes_what_it_trains(name, tmp_path):
         other = valid(data, path, old)
         if other is None:
             continue
-        after, _ = trained(other, tmp_path / path)
-        if all(torch.equal(after[key], before[key]) for key in before):
+        after = zip(trained(other, tmp_path / path), before, strict=True)
+        if all(torch.equal(ours[key], theirs[key]) for ours, theirs in after for key in theirs):
             idle.append(path)
     assert not idle

@@ -9,6 +9,7 @@ import torch
 
 from diffrl.errors import GuardStop
 from diffrl.training.guards import Learning
+from tests.tiers import daily
 from tests.training.harness import (
     flat,
     go_on,
@@ -162,8 +163,7 @@ def test_skipped_updates_train_nothing_and_the_next_one_does(random_sd3, tmp_pat
     assert trainer.guard.learning == Learning(updates=2, idle=0) and trainer.guard.verdict is None
 
 
-@pytest.mark.parametrize("action", ["warn", "stop"])
-@pytest.mark.long
+@pytest.mark.parametrize("action", daily(["warn", "stop"], [], ["warn"]))
 def test_a_run_that_trained_nothing_does_not_end_well_nor_does_it_when_resumed(random_sd3, tmp_path, action):
     guards = {"nothing_trained": {"action": action, "patience": 3}}
     data = settings(random_sd3, tmp_path, rewards=[{"name": CONSTANT}], guards=guards, run={"checkpoint_every": 1})

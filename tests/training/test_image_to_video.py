@@ -70,7 +70,7 @@ def test_a_run_without_images_does_not_start(random_pipelines, tmp_path):
         make_trainer(data)
 
 
-@pytest.mark.long
+@pytest.mark.slow
 def test_the_plan_counts_what_is_kept_of_an_image():
     """At 240 x 416, 33 frames: 16 x 9 x 30 x 52 of the encoding; of CLIP 16 x 16 + 1 tokens and its encoder."""
     words, frame, seen, held = 2 * 512 * 4096, 16 * 9 * 30 * 52, 257 * 1280, 16 + 24

@@ -15,6 +15,7 @@ from diffrl.rollout.denoise import velocity_of
 from diffrl.statistics import clustered_estimate
 from diffrl.training.optim import learning_rate_factor
 from diffrl.training.update import reference_of
+from tests.tiers import daily
 from tests.training.harness import (
     BRIGHTNESS,
     GREEN,
@@ -294,8 +295,10 @@ def test_schedules_are_those_of_diffusers_where_they_end_at_nothing(schedule):
     assert ours == pytest.approx([theirs(done) for done in range(7)])
 
 
-@pytest.mark.long
-@pytest.mark.parametrize(("lora", "micro_batch"), [(None, 1), ({"rank": 4, "alpha": 8}, 128)], ids=["full", "lora"])
+BFLOAT16 = [(None, 1), ({"rank": 4, "alpha": 8}, 128)]
+
+
+@pytest.mark.parametrize(("lora", "micro_batch"), daily(BFLOAT16, [], BFLOAT16[:1]), ids=["full", "lora"])
 def test_bfloat16_trains_with_a_tolerance_of_its_own(random_sd3, tmp_path, micro_batch, lora):
     """Rollout and update may see other batch sizes, whose bfloat16 products round differently."""
     data = settings(random_sd3, tmp_path, guards={"on_policy_tolerance": 1e-3}, train={"micro_batch": micro_batch})

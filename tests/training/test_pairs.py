@@ -226,7 +226,7 @@ def media_of(family, seed):
     return torch.randint(0, 256, shape, generator=noise).to(torch.uint8)
 
 
-OF_KINDS = ("sana", "flux", "hunyuan_video", "wan_i2v")
+OF_KINDS = ("flux", "wan_i2v")
 """Families of CI: latents of each layout, packed or not; the others are slow."""
 
 

@@ -40,7 +40,7 @@ def moved(trainer, before, network):
 WINDOWS = [(0, 2, True, False), (3, 2, False, True)]
 
 
-@pytest.mark.parametrize(("start_step", "size", "high", "low"), daily(WINDOWS, WINDOWS[:1]))
+@pytest.mark.parametrize(("start_step", "size", "high", "low"), daily(WINDOWS, WINDOWS[:1], WINDOWS[1:]))
 def test_each_network_learns_from_its_own_steps(wan22, tmp_path, start_step, size, high, low):
     trainer, run = make_run(wan_settings(wan22, tmp_path, start=start_step, size=size))
     boundary = trainer.session.sigmas[:-1] >= 0.875

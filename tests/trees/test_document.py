@@ -126,8 +126,7 @@ RUNS = {
 }
 
 
-@pytest.mark.parametrize("name", RUNS)
-@pytest.mark.long
+@pytest.mark.parametrize("name", daily(RUNS, [], ["a forest's steps", "a lagging policy, explored"]))
 def test_a_run_is_the_same_with_and_without_trees(random_sd3, tmp_path, name):
     """Weights, optimiser, random states, counts, metrics, samples: bit for bit; trees' own evaluations are apart."""
     found = []

@@ -22,7 +22,7 @@ from tests.reward_models.serving.test_microbatch import Mean, request
 from tests.reward_models.serving.test_server import TOKEN, health
 
 PATIENT = {"timeout": (30, 30), "retries": 1, "backoff": 0.02, "deadline": 60.0, "wait": 0.0}  # for those that are well
-QUICK = {**PATIENT, "timeout": (0.5, 0.5), "wait": 60.0}
+QUICK = {**PATIENT, "timeout": (0.25, 0.25), "wait": 60.0}
 
 
 def remote(*urls, **options):

@@ -2,7 +2,7 @@
 
 import shutil
 import socket
-from functools import cache, lru_cache
+from functools import lru_cache
 from pathlib import Path
 
 import matplotlib
@@ -27,12 +27,6 @@ def drawn(text, width=320, height=96):
     font = ImageFont.truetype(str(FONT), 40)
     ImageDraw.Draw(image).text((12, height / 2), text, "black", font, anchor="lm")
     return from_pil(image)
-
-
-@cache
-def rapidocr():
-    pytest.importorskip("rapidocr")
-    return load_reward("ocr", threads=1)
 
 
 def recursive(first, second):
@@ -104,10 +98,16 @@ def test_target():
 
 
 @pytest.mark.long
-def test_rapidocr_reads_scores_and_fails_per_sample():
+def test_rapidocr_reads_scores_and_fails_per_sample_and_downloads_nothing(monkeypatch):
+    def refuse(*args, **kwargs):
+        raise AssertionError("a connection was opened")
+
+    monkeypatch.setattr(socket.socket, "connect", refuse)
+    monkeypatch.setattr(socket, "create_connection", refuse)
+    pytest.importorskip("rapidocr")
     media = torch.stack([drawn("Hello World"), drawn("Hello World"), drawn(""), drawn("Hello World")])
     prompts = ['a "hello world" sign', 'a "jello world" sign', 'a "hello" sign', "a sign"]
-    output = rapidocr()(RewardBatch(media, prompts))
+    output = load_reward("ocr", threads=1)(RewardBatch(media, prompts))
     assert output.raw[:3].tolist() == pytest.approx([1.0, 0.9, 0.0])  # an empty reading is a reading
     assert output.ok.tolist() == [True, True, True, False] and torch.isnan(output.raw[3])
     assert "'a sign'" in output.errors[3]
@@ -125,18 +125,6 @@ def test_an_engine_that_fails_is_no_zero():
     output = scorer(RewardBatch(drawn("x")[None], ['"x"']))
     assert torch.isnan(output.raw).all() and not output.ok.any()
     assert output.errors == ["the text could not be read: ValueError: out of ink"]
-
-
-@pytest.mark.long
-def test_nothing_is_downloaded(monkeypatch):
-    def refuse(*args, **kwargs):
-        raise AssertionError("a connection was opened")
-
-    monkeypatch.setattr(socket.socket, "connect", refuse)
-    monkeypatch.setattr(socket, "create_connection", refuse)
-    pytest.importorskip("rapidocr")
-    scorer = load_reward("ocr", threads=1)
-    assert scorer(RewardBatch(drawn("Offline")[None], ['"offline"'])).raw.tolist() == [1.0]
 
 
 @needs_tesseract
