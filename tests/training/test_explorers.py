@@ -8,6 +8,7 @@ import subprocess
 import sys
 import time
 from contextlib import contextmanager
+from pathlib import Path
 
 import httpx
 import pytest
@@ -26,7 +27,9 @@ from diffrl.training.explorers import sampling_facts
 from diffrl.training.loop import Trainer
 from reward_models.serving.server import background_app
 from reward_models.serving.wire import PROTOCOL_HEADER, RefusedError
+from tests.distributed.test_distributed import launch, policy
 from tests.run.test_resume import crashing
+from tests.tiers import daily
 from tests.training.harness import (
     TREES,
     assert_same_run,
@@ -34,6 +37,7 @@ from tests.training.harness import (
     flat,
     go_on,
     make_trainer,
+    rows_of,
     start,
     weights_of,
     write_config,
@@ -75,7 +79,9 @@ def served(data, kind=Explorer, **options):
 # --- the same run ----------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("kind", ["tilt", "low precision", pytest.param("grpo", marks=pytest.mark.long)])
+@pytest.mark.parametrize(
+    "kind", ["tilt", *(pytest.param(kind, marks=pytest.mark.long) for kind in ("low precision", "grpo"))]
+)
 def test_an_explorer_gives_the_run_of_one_process(random_sd3, tmp_path, kind):
     """Bit for bit, records of trees, counts and densities included."""
     data = explored_data(random_sd3, tmp_path / "one", [], NVFP4 if kind == "low precision" else None, track=TREES)
@@ -168,7 +174,7 @@ def recorded(forest, sigmas, names=None):
 NFT = {"kind": "nft", "old_decay_max": 0.5}
 
 
-@pytest.mark.parametrize(("every", "objective"), [(1, None), (2, None), (1, NFT)])
+@pytest.mark.parametrize(("every", "objective"), [pytest.param(1, None, marks=pytest.mark.long), (2, None), (1, NFT)])
 def test_overlapped_iterations_are_drawn_by_the_weights_before_the_last_update(random_sd3, tmp_path, every, objective):
     """The explorer is asked for iteration i + 1 by what draws before update i, or at the transfer before.
 
@@ -285,7 +291,7 @@ FAULTS = {
 }
 
 
-@pytest.mark.parametrize("fault", FAULTS)
+@pytest.mark.parametrize("fault", daily(FAULTS, ["half an answer", "NaN"]))
 def test_what_an_explorer_does_wrong_is_said_and_done_by_another(random_sd3, tmp_path, monkeypatch, fault):
     """The run's numbers are those of explorers without the fault."""
     spoil, sentence = FAULTS[fault]
@@ -484,3 +490,21 @@ def test_an_explorer_may_be_killed_or_stopped_while_it_draws(random_sd3, tmp_pat
         for _ in range(3):
             trainer.iterate()
     assert torch.equal(flat(weights_of(trainer)), flat(weights_of(expected)))
+
+
+@pytest.mark.long
+def test_two_ranks_with_one_explorer_are_one_process(random_sd3, tmp_path):
+    """Each asks for its own prompts; one of them sends the weights. Where it refuses, both end."""
+    train = {"learning_rate": 3e-3, "epsilon": 1e-3}
+    data = explored_data(random_sd3, tmp_path / "one", [], run={"iterations": 3}, train=train)
+    with served(data) as (address, explorer):
+        one, _ = start(explorers_of(data, [address], overlap=True))
+        two = explorers_of({**data, "run": {**data["run"], "dir": str(tmp_path / "two")}}, [address], overlap=True)
+        done = launch(write_config(two, tmp_path / "two.yaml"))
+        assert done.returncode == 0, done.stderr
+        other = {**two, "run": {**two["run"], "seed": 8, "name": "other"}}
+        refused = launch(write_config(other, tmp_path / "other.yaml"))
+    both = Path(two["run"]["dir"]) / "run"
+    torch.testing.assert_close(policy(both, 2), policy(one, 2), rtol=1e-4, atol=5e-6)  # a step is 3e-3
+    assert [row.get("draw/age") for row in rows_of(both)] == [row.get("draw/age") for row in rows_of(one)]
+    assert refused.returncode != 0 and "run.seed: 8 there, 3 here" in refused.stderr + refused.stdout
