@@ -45,11 +45,9 @@ BROKEN = 424
 """Answer of an explorer whose samples have broken down."""
 MOST = 1 << 34
 """Bytes of an answer."""
+PLACES = ("path", "revision", "device", "offload", "compile", "vae_slicing", "vae_tiling", "attention")
 APART = {
-    "model": {
-        *("path", "revision", "device", "offload", "compile", "vae_slicing", "vae_tiling", "attention"),
-        *("init_from", "allow_distilled"),
-    },
+    "model": {"init_from", "allow_distilled"}.union(PLACES),
     "rollout": {"explorers", "micro_batch", "decode_batch", "prompts_at_once"},
     "model.lora": {"start"},
     "rollout.draw": {"engine", "compile", "sync_every", "fidelity"},
