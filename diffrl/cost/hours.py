@@ -20,16 +20,21 @@ UTILISATION = 0.4
 
 
 def hours_of(plan: Plan, gpu: Gpu, utilisation: float) -> float | None:
-    """Return hours of the whole run with a GPU for each process; None where its operations are not known."""
-    if plan.run_flops is None:
+    """Return hours of the whole run with a GPU for each process; None where its operations are not known.
+
+    Explorers have a GPU each too, and draw while the run waits, or while it does the rest of its work.
+    """
+    if plan.run_flops is None or plan.flops is None:
         return None
-    alone = 0 if plan.flops is None else plan.flops * plan.tree_evaluations  # while other processes wait
-    return (plan.run_flops / plan.world_size + alone) / (gpu.bf16 * utilisation) / 3600
+    alone = plan.flops * plan.tree_evaluations  # while other processes wait
+    drawn = plan.flops * plan.network_evaluations["rollout"] if plan.explorers else 0
+    there, here = drawn / max(plan.explorers, 1), (plan.run_flops - drawn) / plan.world_size + alone
+    return (max(there, here) if plan.overlap else there + here) / (gpu.bf16 * utilisation) / 3600
 
 
 def cost_of(plan: Plan, hours: float, price: float) -> float:
     """Return what hours of the whole run cost, in the currency of `price`, which is a GPU's for an hour."""
-    return plan.world_size * hours * price
+    return (plan.world_size + plan.explorers) * hours * price
 
 
 def hours_rows(
@@ -47,7 +52,7 @@ def hours_rows(
         if plan.memory is not None:
             fits = "does not fit" if shortages(plan.memory, offer_of(gpu), plan.world_size) else "fits"
             cells.append(f"{fits}: {plan.memory.needed('cuda') / GIB:.1f} of {gpu.memory / GIB:.1f} GiB")
-        yield f"  {plan.world_size} x {gpu.title}", ", ".join(cells)
+        yield f"  {plan.world_size + plan.explorers} x {gpu.title}", ", ".join(cells)
 
 
 def hours_text(hours: float) -> str:

@@ -53,6 +53,8 @@ class Plan:
     memory: Memory | None  # estimate per process, None if the pipeline's files cannot be read here
     flops: int | None = None  # of a network evaluation, forward; None likewise
     tree_evaluations: int = 0  # at most so many, of the first process alone, show how rollouts went; they are in no sum
+    explorers: int = 0  # other processes that draw the rollout
+    overlap: bool = False  # whether they draw an iteration while the one before it trains
     notes: tuple[str, ...] = field(default=())  # what the numbers leave out, and keys without effect
 
     @property
@@ -239,9 +241,17 @@ def make_plan(config: Config, world_size: int = 1, cost_of: Callable[[Config, in
         memory=memory,
         flops=None if activations[0] is None else activations[0].flops,
         tree_evaluations=shown,
+        explorers=len(r.explorers.servers) if r.explorers else 0,
+        overlap=r.explorers is not None and r.explorers.overlap,
         velocities={name: groups * count for name, count in per_iteration.items()}
         | {"audit": world_size * audits(iterations) * first.audit},
-        notes=(*notes, *unused_keys(config), *tree_notes(config, shown), *recovery_notes(config)),
+        notes=(
+            *notes,
+            *unused_keys(config),
+            *tree_notes(config, shown),
+            *recovery_notes(config),
+            *explorer_notes(config, memory),
+        ),
     )
 
 
@@ -271,6 +281,19 @@ def tree_notes(config: Config, evaluations: int) -> list[str]:
     return [
         f"Left out: in {config.tree_iterations:,} iterations the first process keeps trees to look at (track.trees). "
         f"It{asked} decodes what is predicted at their nodes, while other processes wait."
+    ]
+
+
+def explorer_notes(config: Config, memory: Memory | None) -> list[str]:
+    """Say what is taken for granted of other processes that draw."""
+    explorers = config.rollout.explorers
+    if explorers is None:
+        return []
+    sent = "" if memory is None else f" ({size_text(4 * memory.trained_parameters)} to each of them)"
+    when = "while the run trains, by weights one update older" if explorers.overlap else "while the run waits"
+    return [
+        f"Explorers: {len(explorers.servers)} draw the rollout {when}; hours take them for one more GPU each, of the "
+        f"same kind. Sending weights{sent} and samples in every iteration is left out."
     ]
 
 

@@ -100,7 +100,7 @@ class Drawing:
         return self.session.policy.state() if self.weights is None else self.weights.average
 
     def advance(self, iteration: int) -> None:
-        """Before an iteration's update, take the weights that draw the next while it trains."""
+        """Once an iteration is drawn, and before its update, take the weights that draw the next."""
         assert self.weights is not None
         if iteration % self._every == 0:
             self.weights.update()

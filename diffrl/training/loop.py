@@ -91,7 +91,8 @@ class Trainer:
         conditioning = self.encoded(batch)
         tracer = self.trees.tracer(batch)
         with self.updater.old_policy():
-            samples = self.sampling.draw(batch, conditioning, tracer)
+            following = self.next_batch(ahead=1) if self.sampling.drawing.overlaps else None
+            samples = self.sampling.draw(batch, conditioning, tracer, following)
             metrics: Metrics = self.sampling.audit(samples, conditioning)
         metrics |= self.sampling.fidelity(samples)
         credit, rewards = self.crediting.assign(samples, conditioning)
@@ -103,9 +104,6 @@ class Trainer:
         with self.sampling.drawing.in_place():  # the densities are those of what drew
             self.updater.gate(samples.rollout, predict, replayed=self.sampling.drawing.copy is not None)
         examples = self.updater.examples(samples.rollout, credit, grad_mask, predict)
-        if self.sampling.drawing.overlaps:
-            with self.updater.old_policy():
-                self.sampling.ahead(self.next_batch(ahead=1))
         trace = tracer.trace(samples) if tracer else None
         before = self.trees.velocities(trace, conditioning)
         metrics |= self.updater.update(samples.rollout, examples, predict, conditioning)

@@ -76,13 +76,20 @@ class Sampling:
         """Return how the training precision draws."""
         return full_sampler(self.config.rollout, self.session.sigmas, self.session.transition)
 
-    def draw(self, batch: PromptBatch, conditioning: Conditioning, tracer: Tracer | None = None) -> Samples:
+    def draw(
+        self,
+        batch: PromptBatch,
+        conditioning: Conditioning,
+        tracer: Tracer | None = None,
+        following: PromptBatch | None = None,
+    ) -> Samples:
         """Generate this iteration's samples and score them, or take those that are given.
 
         Args:
             batch: the prompts.
             conditioning: of them.
             tracer: is shown how the first of them are drawn.
+            following: prompts of the next iteration, which explorers are to draw while this one is scored and trains.
         """
         if self.config.objective.trains_pairs:
             with self.clock("rollout"):
@@ -93,7 +100,7 @@ class Sampling:
             forest = plan_forest(len(batch.prompts), tree.roots, branching)
             self.drawing.sync(batch.iteration)
             if self.drawing.uses_explorers:
-                rollout, table = self.take(batch, conditioning, forest, tracer)
+                rollout, table = self.take(batch, conditioning, forest, tracer, following)
             else:
                 with self.drawing.in_place():
                     rollout, table = self.regenerate(batch, conditioning, forest, tracer)
@@ -108,7 +115,12 @@ class Sampling:
         return Samples(rollout, table, exploration, chosen, self.explored(settings, keep, audit))
 
     def take(
-        self, batch: PromptBatch, conditioning: Conditioning, forest: Forest, tracer: Tracer | None = None
+        self,
+        batch: PromptBatch,
+        conditioning: Conditioning,
+        forest: Forest,
+        tracer: Tracer | None = None,
+        following: PromptBatch | None = None,
     ) -> tuple[Rollout, RewardTable]:
         """Return what explorers have drawn, scored here; the tracer is shown its own prompts as they are drawn again.
 
@@ -130,18 +142,15 @@ class Sampling:
             roots = root_addresses(part, batch, self.config.run.seed)
             with self.clock("trees"), s.meter.purpose(TREES), self.drawing.as_drawn():
                 denoise(s.adapter, conditioning, part, roots, self.sampler(), observe=shown)
+        if following is not None:
+            with self.clock("push"):
+                self.drawing.advance(batch.iteration)
+                if following.iteration < self.config.run.iterations:  # else a longer run needs the weights alone
+                    explorers.begin(following, self.drawing.state())
         scoring = Scoring(scorers, *samples_of(batch, forest))
         scoring.add(rollout.images)
         with self.clock("reward"):
             return rollout, s.ranks.raise_on_all_ranks(scoring.table)
-
-    def ahead(self, batch: PromptBatch) -> None:
-        """Have the next iteration drawn while this one trains; beyond the run's end only its weights are taken."""
-        assert self.explorers is not None
-        with self.clock("push"):
-            self.drawing.advance(batch.iteration - 1)
-            if batch.iteration < self.config.run.iterations:
-                self.explorers.begin(batch, self.drawing.state())
 
     def forget(self) -> None:
         """Give up what explorers are drawing ahead."""

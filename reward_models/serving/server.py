@@ -241,12 +241,8 @@ def _server(
             f"A server that others can reach needs a token. Got host={host!r} and none. Set {variable}, "
             "listen on 127.0.0.1, or allow it (--allow-anonymous)."
         )
+    app = make(token)  # before anybody can connect, and wait
     listener = _listen(host, port)
-    try:
-        app = make(token)
-    except BaseException:
-        listener.close()
-        raise
     config = server_config(
         app,
         lifespan="on",

@@ -51,6 +51,25 @@ def test_hours_added_up_by_hand(made_up_sizes, monkeypatch):
     assert unknown.run_flops is None and hours_of(unknown, find_gpu("h100"), 0.5) is None
 
 
+@pytest.mark.parametrize("overlap", [False, True])
+def test_hours_of_explorers_added_up_by_hand(made_up_sizes, overlap):
+    """Two draw while the run waits, or while it does the rest; each has a GPU."""
+    config = config_of("sd3", "stabilityai/stable-diffusion-3.5-medium", height=512, width=512)
+    explorers = {"servers": ["http://127.0.0.1:1", "http://127.0.0.1:2"], "overlap": overlap}
+    data = config.model_dump(mode="json", exclude_unset=True)
+    tilt = data | {
+        "objective": {"kind": "tilt"},
+        "rollout": data["rollout"] | {"explorers": explorers, "tree": {"roots": 2, "splits": [1]}},
+    }
+    plan = make_plan(make_config(tilt), world_size=3)
+    counts = plan.network_evaluations
+    rest = 3 * counts["update"] + counts["gate"] + counts["evaluation"]
+    there, here = counts["rollout"] / 2, rest / 3 + plan.tree_evaluations
+    expected = plan.flops * (max(there, here) if overlap else there + here) / (0.5 * 989.4e12) / 3600
+    assert counts["rollout"] > 0 and hours_of(plan, find_gpu("NVIDIA H100"), 0.5) == pytest.approx(expected)
+    assert hours_rows_of(plan, price=2.5) == f"costs {5 * expected * 2.5:,.2f} at 2.5 a GPU hour"
+
+
 def hours_rows_of(plan, price):
     """What a row says of money."""
     *_, (_, row) = hours_rows(plan, (find_gpu("h100"),), 0.5, price)
