@@ -27,8 +27,8 @@ def hours_of(plan: Plan, gpu: Gpu, utilisation: float) -> float | None:
     if plan.run_flops is None or plan.flops is None:
         return None
     alone = plan.flops * plan.tree_evaluations  # while other processes wait
-    drawn = plan.flops * plan.network_evaluations["rollout"] if plan.explorers else 0
-    there, here = drawn / max(plan.explorers, 1), (plan.run_flops - drawn) / plan.world_size + alone
+    rollout = plan.flops * plan.network_evaluations["rollout"] if plan.explorers else 0
+    there, here = rollout / max(plan.explorers, 1), (plan.run_flops - rollout) / plan.world_size + alone
     return (max(there, here) if plan.overlap else there + here) / (gpu.bf16 * utilisation) / 3600
 
 
