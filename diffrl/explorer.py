@@ -62,7 +62,7 @@ class Explorer(Guarded):
                 "rollout.explore and images to edit. Got one that has. Give another configuration."
             )
         device = choose_device(config.model.device)
-        self.config, self.device = config, device
+        self.config = config
         self.adapter = open_adapter(config, device)
         self.policy = Policy(self.adapter, config.model.adapters, config.run.seed)
         self.copy = open_copy(config, self.policy, device)

@@ -27,7 +27,7 @@ from diffrl.rollout.denoise import Sampler
 from diffrl.rollout.regenerate import regenerate
 from diffrl.rollout.transition import make_transition
 from diffrl.rollout.tree import plan_forest, root_addresses
-from diffrl.training.sampling import samples_of
+from diffrl.training.pool import samples_of
 from reward_models import RewardBatch, RewardOutput, ScorerSpec
 from reward_models.base import output_of_rows
 

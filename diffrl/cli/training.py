@@ -128,6 +128,7 @@ def explore(
     """
     resolved = load(config, overrides)
     quiet()
+    from diffrl.config.explore import EXPLORER_TOKEN
     from diffrl.explorer import Explorer, make_explorer_app
     from reward_models.serving.server import serve_app
 
@@ -143,7 +144,7 @@ def explore(
         port=port,
         token_file=token_file,
         allow_anonymous=allow_anonymous,
-        variable=resolved.rollout.explorers.token_env if resolved.rollout.explorers else "DIFFRL_EXPLORER_TOKEN",
+        variable=resolved.rollout.explorers.token_env if resolved.rollout.explorers else EXPLORER_TOKEN,
     )
 
 

@@ -12,6 +12,8 @@ from diffrl.precision.formats import PRECISIONS
 from diffrl.registry import SELECTIONS
 from diffrl.sections import LONGEST_TEXT, MOST_ITERATIONS, MOST_SAMPLES, MOST_STEPS, Known, ListOf, Section, problems
 
+EXPLORER_TOKEN = "DIFFRL_EXPLORER_TOKEN"
+"""Environment variable of the token that explorers ask for, unless another is named."""
 SOL_RL = "sol_rl"
 """What stands in `exclude` for the layers that Sol-RL's code leaves as they are."""
 
@@ -138,7 +140,7 @@ class ExplorersSettings(Section):
         3600.0, ge=0.1, le=1.0e6, description="Seconds after which a run stops whose samples nobody has drawn."
     )
     token_env: str = Field(
-        "DIFFRL_EXPLORER_TOKEN",
+        EXPLORER_TOKEN,
         min_length=1,
         max_length=LONGEST_TEXT,
         description="Environment variable with the servers' token; not set = they ask for none.",

@@ -81,8 +81,8 @@ class EdgeRecorder:
     def __call__(self, level: Level) -> None:
         """Take a level's step, if it is one to keep."""
         if self._stored is None:
-            rows, x = len(self._node) + int(self._fresh.sum()), level.latents
-            self._stored = x.new_empty((rows, *x.shape[1:]), dtype=self._dtype)
+            x = level.latents
+            self._stored = x.new_empty((self.sizes()[0], *x.shape[1:]), dtype=self._dtype)
             self._sigmas = x.new_full((2, len(self._before)), torch.nan, dtype=torch.float32)
             self._density = x.new_full((len(self._node),), torch.nan, dtype=torch.float32)
         branch = level.branch
@@ -110,8 +110,7 @@ class EdgeRecorder:
         inside = torch.zeros(len(self._end_at), dtype=torch.bool)
         inside[rows] = True
         if self._stored is None:
-            total = len(self._node) + int(self._fresh.sum())
-            self._stored = stored.new_empty((total, *stored.shape[1:]), dtype=self._dtype)
+            self._stored = stored.new_empty((self.sizes()[0], *stored.shape[1:]), dtype=self._dtype)
             grid, step = sigmas.to(stored.device), self._step.to(stored.device)
             self._sigmas = torch.stack([grid[step], grid[step + 1]])
             self._density = stored.new_full((len(self._node),), torch.nan, dtype=torch.float32)

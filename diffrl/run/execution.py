@@ -23,6 +23,9 @@ from diffrl.terminal.signals import Interruption, StopSignal
 from diffrl.training.loop import Metrics, Trainer
 from diffrl.training.session import Session
 
+NOT_BEGUN = (SourceError, ExplorerError, ExplorersGone)
+"""What ends a run before anything of its next iteration is there, so that what was trained can be saved."""
+
 
 class TrainingRun:
     """Trains to the last iteration, and writes metrics, samples, trees, evaluations and checkpoints on the way.
@@ -77,11 +80,7 @@ class TrainingRun:
             self.cost.begin(trainer.counts())
             try:
                 self._iterate()
-            except (
-                SourceError,
-                ExplorerError,
-                ExplorersGone,
-            ) as error:  # before anything of the next iteration is there
+            except NOT_BEGUN as error:
                 if trainer.iteration > (self.journal.saved or 0):
                     self.save()
                 raise type(error)(f"{error} {self.stop.kept()}") from error

@@ -5,8 +5,10 @@ from dataclasses import asdict, replace
 import pytest
 import torch
 
+import diffrl.training.pool as pool
 import diffrl.training.sampling as sampling
-from diffrl.training.sampling import FidelityWatch, fidelity_metrics, single_child_splits
+from diffrl.training.drawing import FidelityWatch
+from diffrl.training.pool import fidelity_metrics, single_child_splits
 from tests.training.harness import EXPLORE, FOREST, FUSED, flat, make_run, settings, weights_of
 
 CHAINS = {"tree": {"roots": 4}}
@@ -241,7 +243,7 @@ def test_the_policy_is_back_in_its_place_after_an_error(random_sd3, tmp_path, mo
         seen.append(adapter.transformer)
         raise RuntimeError("out of paint")
 
-    monkeypatch.setattr(sampling, "explore", failing)
+    monkeypatch.setattr(pool, "explore", failing)
     with pytest.raises(RuntimeError, match="out of paint"):
         trainer.iterate()
     assert seen == [trainer.session.copy.module] and trainer.session.adapter.transformer is live

@@ -48,7 +48,8 @@ from diffrl.studies.fidelity.request import (
 )
 from diffrl.training.low_precision import make_explorer
 from diffrl.training.policy import Policy
-from diffrl.training.sampling import draw_pool, full_sampler
+from diffrl.training.pool import draw_pool
+from diffrl.training.sampling import full_sampler
 from diffrl.training.scorers import make_scorers
 from diffrl.training.session import open_adapter, open_transition, rollout_sigmas
 
